@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from bascule.client.blocking import Context
 from bascule.client.destination import Destination, Queue, TemporaryQueue, TemporaryTopic
@@ -11,12 +11,14 @@ from bascule.client.errors import ConnectionLost, Refused
 from bascule.client.links import ConsumerState, SessionTransaction, Subscription
 from bascule.client.managed import ManagedConsumer, ManagedContext, refused
 from bascule.client.message import Body, Message, SendOptions
+from bascule.client.operation import Operation
 from bascule.client.sends import SendCompletion
 from bascule.client.session_links import Acknowledge
 from bascule.client.temporary import TemporaryDestinations
 from bascule.client.thread import ConnectionThread
 from bascule.core.errors import BasculeError
 
+T = TypeVar("T")
 #: The error of calls after the end of the branch.
 BRANCH_OVER: Final = "the transaction has ended and its context with it; use the context of the next transaction"
 #: The address for management requests (docs/reference/amqp.md).
@@ -50,7 +52,7 @@ class BranchSession:
     def end(self) -> None:
         """End the work of the branch: prefetched messages that it did not receive return to the broker."""
         context = self.context
-        context._run(context._session.set_aside(context._until(None)))
+        self._run_held(context._session.set_aside(context._until(None)))
         while self.passing:
             context._run(context._session.close_consumer(self.passing.pop(), context._until(None)))
         while len(self.consumers) > self._consumers_max:
@@ -64,7 +66,10 @@ class BranchSession:
         returns their outcome. Raises TransactionRolledBack, ConnectionLost, TimedOut.
         """
         context = self.context
-        return context._run(context._session.hand_over(context._until(None), answered=answered))
+        transaction = self._run_held(context._session.hand_over(context._until(None), answered=answered))
+        if transaction is None:  # no request follows
+            self.thread.flush()
+        return transaction
 
     def refusal(self, transaction: SessionTransaction) -> BasculeError | None:
         """Return why the broker refused a message of a transaction that was handed over, or None. Raises TimedOut."""
@@ -75,6 +80,7 @@ class BranchSession:
         """Roll back the branch's transaction. Raises TimedOut or ConnectionLost; closing the connection then rolls it back."""
         self.context.rollback()
         self.end()
+        self.thread.flush()
 
     def ask(self, request: Message, *, begins_next: bool = False) -> Message:
         """Return the broker's answer to a management request. Raises ConnectionLost, TimedOut: it may be carried out or not.
@@ -92,6 +98,11 @@ class BranchSession:
             except BasculeError:  # the broker ended the connection; it did not refuse the request
                 raise ConnectionLost(str(error)) from error
             raise
+
+    def _run_held(self, operation: Operation[T]) -> T:
+        """Run an operation whose last frames wait for those that follow."""
+        with self.context._one_thread():
+            return self.thread.run(operation, holds=True)
 
     def check(self) -> None:
         """Raise the error that ended the connection or one of the sessions."""
@@ -154,11 +165,20 @@ class BranchContext(ManagedContext):
         """Return whether the consumer is kept for the next branches. A browser, or a consumer of what ends with the branch, never is."""
         return not wanted.browse and wanted.destination not in self._temporary
 
+    def _run(self, operation: Operation[T]) -> T:
+        """Run an operation. Its last frames may wait for the next ones: nobody sees them before the end of the branch, which is a write."""
+        with self._one_thread():
+            prefetching = any(each.prefetch for each in self._session.consumers)  # their credit goes out at once
+            return self._thread.run(operation, holds=not prefetching)
+
     def _send(
         self, destination: Destination, content: Message | Body, options: SendOptions, timeout_s: float | None, completion: SendCompletion
     ) -> Message:
         self._temporary.check_reply_to(content)
-        return super()._send(destination, content, options, timeout_s, completion)
+        sent = super()._send(destination, content, options, timeout_s, completion)
+        if completion.on_done is not None:  # the application may wait for the answer
+            self._thread.flush()
+        return sent
 
     def temporary_queue(self, *, timeout_s: float | None = None) -> TemporaryQueue:
         """Return a temporary queue that ends with the transaction."""

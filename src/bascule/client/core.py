@@ -132,6 +132,10 @@ class Core:
         amqp = self.amqp
         return bool(self.completed or (amqp is not None and (amqp.out or amqp.unflushed)))
 
+    def pends_at_most(self, size_bytes: int) -> bool:
+        """Return whether nothing but frames of at most ``size_bytes`` bytes in total waits to be written. Acknowledgements do not count."""
+        return size_bytes > 0 and not self.completed and self.amqp is not None and sum(map(len, self.amqp.out)) <= size_bytes
+
     def tick(self, now_s: float) -> float:
         """Send heartbeats and check timeouts at ``now_s``; return the time of the next call at the latest, in monotonic seconds."""
         if self.amqp is None:

@@ -6,6 +6,7 @@ The blocking API gives it an event loop on its own thread and a lock; the asynci
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -87,8 +88,9 @@ class Pump:
         try:
             await wire.ended
         finally:
+            with self.lock:  # no other thread is within a write to the socket, and none begins one
+                self._wire = None
             transport.abort()
-            self._wire = None
 
     def succeeded(self, endpoint: Endpoint) -> None:
         """Record that the broker has accepted the connection."""
@@ -102,6 +104,10 @@ class Pump:
         if self._wire is not None:
             self._wire.flush()
         self.report()
+
+    def write_now(self) -> bool:
+        """Write pending bytes on the calling thread, which has the lock. Return False if ``flush`` must be called on the loop's thread."""
+        return self._wire is not None and not self.core.completed and self._wire.write_now()
 
     def report(self) -> None:
         """Call the callbacks of completed sends. Must run outside the lock, because callbacks are code of the application."""
@@ -135,6 +141,9 @@ class ClientSocket(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._timer: asyncio.TimerHandle | None = None
         self._welcome = False
+        self._descriptor = -1  # for writes of other threads; -1 if only the loop's thread may write
+        self._process = os.getpid()
+        self._left = b""  # of a write of another thread
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -142,6 +151,8 @@ class ClientSocket(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # asyncio passes a Transport to a Protocol
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         with self._pump.lock:
+            if not self._endpoint.tls:
+                self._descriptor = self._transport.get_extra_info("socket").fileno()
             self._core.begin(self._endpoint)
         self._tick()
 
@@ -152,8 +163,8 @@ class ClientSocket(asyncio.Protocol):
             if self._core.up and not self._welcome:
                 self._welcome = True
                 self._pump.succeeded(self._endpoint)
+            self.flush()  # before other threads continue, which would otherwise wake this thread to write
             self._pump.changed()
-        self.flush()
         self._pump.report()
 
     def pause_writing(self) -> None:
@@ -172,6 +183,7 @@ class ClientSocket(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         with self._pump.lock:
+            self._descriptor = -1  # asyncio closes the socket after this call
             told = self._core.amqp is not None and self._core.amqp.closed
             self._core.lost(None if told else f"connection lost: {exc}" if exc else "the broker closed the connection")
             self._pump.changed()
@@ -179,15 +191,30 @@ class ClientSocket(asyncio.Protocol):
         if not self.ended.done():
             self.ended.set_result(None)
 
+    def write_now(self) -> bool:
+        """Write pending bytes on any thread that has the lock. Return False if ``flush`` must be called on the loop's thread.
+
+        This saves the wake-up of the loop's thread. Bytes that the transport has not written yet go first.
+        """
+        mine = self._descriptor >= 0 and self._process == os.getpid()  # a forked child must not write to the parent's connection
+        if not mine or self._left or self._transport.is_closing() or self._transport.get_write_buffer_size():
+            return False
+        data = self._core.data_to_send()
+        sent = 0
+        with suppress(OSError):  # the socket is full, or the transport meets the same error
+            sent = os.write(self._descriptor, data)
+        self._left = data[sent:]
+        return not self._left and self._core.amqp is not None and not self._core.amqp.closed
+
     def flush(self) -> None:
         """Write pending bytes; close the socket after the last ones."""
         if self._transport.is_closing():
             return
-        with self._pump.lock:
-            data = self._core.data_to_send()
+        with self._pump.lock:  # within the lock, so that the bytes of other threads come before or after these
+            data, self._left = self._left + self._core.data_to_send(), b""
             closed = self._core.amqp is None or self._core.amqp.closed
-        if data:
-            self._transport.write(data)
+            if data:
+                self._transport.write(data)
         if closed:
             self._transport.close()  # waits without limit for a broker that does not read
             self._again(LAST_WORDS_S, self._transport.abort)

@@ -43,8 +43,9 @@ async def finish(
     ``presumed``: ROLLBACK counts only because recovery has found no decision. A branch that has been committed and is no longer listed then
     ended with a COMMIT that was stored, carried out and forgotten after the branch was listed.
 
-    A branch that the resource does not know has been told before, unless the resource says otherwise, for which it needs ``token``. Raises
-    XaError, and Unavailable if the log does not answer; the branch then has to be told again.
+    A branch that the resource does not know has been told before, unless the resource says otherwise, for which it needs ``token``. If the
+    resource has forgotten the outcome of a branch with a token, a COMMIT is a heuristic hazard. Raises XaError, and Unavailable if the log
+    does not answer; the branch then has to be told again.
     """
     try:
         if outcome is Outcome.COMMIT:
@@ -52,10 +53,17 @@ async def finish(
         else:
             await participant.rollback(xid)
     except UnknownXid:
-        found = await participant.outcome(xid, token) if token and FinishingViolation.UNKNOWN_IS_DONE not in violations else None
-        if found is None or found is outcome:
+        if not token or FinishingViolation.UNKNOWN_IS_DONE in violations:
             return None
-        heuristic = Heuristic(xid, _CONTRARY[found], outcome, f"branch {xid} was finished heuristically, by {found}", clock.now_ms())
+        found = await participant.outcome(xid, token)
+        if found is outcome or (found is None and outcome is Outcome.ROLLBACK):
+            return None
+        code, text = (
+            (Code.XA_HEURHAZ, f"the outcome of branch {xid} is unknown: {participant.name} no longer knows its transaction")
+            if found is None
+            else (_CONTRARY[found], f"branch {xid} was finished heuristically, by {found}")
+        )
+        heuristic = Heuristic(xid, code, outcome, text, clock.now_ms())
     except BranchRolledBack as error:
         if outcome is Outcome.ROLLBACK or FinishingViolation.ROLLED_BACK_IS_DONE in violations:
             return None

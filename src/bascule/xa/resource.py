@@ -93,7 +93,8 @@ class TellsOutcome(Protocol):
     """A resource that can tell how a branch has ended, after any crash, even if it no longer lists the branch.
 
     The decision log keeps the token of each prepared branch. Recovery uses it when the resource answers UnknownXid to a commit: the branch
-    was committed before, or somebody has rolled it back. Without this a branch that the resource does not know counts as committed.
+    was committed before, or somebody has rolled it back. If the resource no longer knows, the outcome is a heuristic hazard. Without a
+    token, a branch that the resource does not know counts as committed.
     """
 
     def token(self, xid: Xid) -> str:

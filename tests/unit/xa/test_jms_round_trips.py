@@ -12,17 +12,20 @@ import pytest
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import NOT_FOUND, RESOURCE_LIMIT_EXCEEDED, AmqpError
-from bascule.amqp.events import DeclareReceived, Transferred
+from bascule.amqp.events import Attached, DeclareReceived, Dispositioned, Transferred
 from bascule.amqp.link import SenderLink
-from bascule.amqp.performatives import ACCEPTED, Declared, Error, Rejected, TransactionalState
-from bascule.client import Queue
+from bascule.amqp.performatives import ACCEPTED, RELEASED, Declared, Error, Rejected, TransactionalState
+from bascule.client import Queue, pump
 from bascule.client.message import Message, encode
+from bascule.client.thread import HELD_BYTES_MAX
 from bascule.jms.message import JmsMessage
 from bascule.xa.errors import XA_OK, XA_RDONLY, BranchHeuristic, BranchRolledBack, Code, ResourceError, XaError
 from bascule.xa.jms import JmsResource
 from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid, branch, new_gtrid
+from tests.unit.client.blocking_servers import eventually
 from tests.unit.client.server import server, serving
+from tests.unit.client.test_connection_thread import wakes
 
 REFUSED = Rejected(Error(NOT_FOUND, "no such queue"))
 ORDERS, GO = Queue("orders"), Queue("go")
@@ -75,7 +78,7 @@ class LateAnswers:
             assert self._messages == []  # messages must be answered before a one-phase commit, which cannot be undone
         else:
             self.answer_messages()
-        link.send(encode(answer))
+        link.send(encode(answer), settled=True)  # as the consumer of the answers requires
 
     def answer_messages(self) -> None:
         """Answer all messages that have arrived."""
@@ -85,6 +88,14 @@ class LateAnswers:
             else:
                 message.link.settle(message.delivery_id, TransactionalState(message.txn_id, self._outcome))
         self._messages.clear()
+
+
+class Prompt(LateAnswers):
+    """A broker that answers messages at once."""
+
+    def __call__(self, connection: Connection, event: Any) -> None:
+        super().__call__(connection, event)
+        self.answer_messages()
 
 
 @contextmanager
@@ -118,16 +129,61 @@ def test_next_transaction_is_declared_together_with_prepare() -> None:
 
 
 def test_next_transaction_is_declared_together_with_one_phase_commit() -> None:
-    class Prompt(LateAnswers):
-        def __call__(self, connection: Connection, event: Any) -> None:
-            super().__call__(connection, event)
-            self.answer_messages()
-
     broker = Prompt()
     with resource_of(broker) as resource:
         for _ in range(2):
             resource.commit(ended_branch(resource), one_phase=True)
     assert broker.requests == [DECLARE, *[MESSAGE, "commit", DECLARE] * 2]
+
+
+def test_branch_does_not_wake_thread_of_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages wait for the prepare, and a request is written by the thread that waits for the answer."""
+    broker = Prompt()
+    with resource_of(broker) as resource:
+        resource.prepare(ended_branch(resource))  # opens links
+        assert resource._connection is not None
+        woken = wakes(resource._connection, monkeypatch)
+        xid = ended_branch(resource)
+        assert resource.prepare(xid) is Vote.YES
+        resource.commit(xid)
+        assert woken == []
+    assert broker.requests == [DECLARE, *[MESSAGE, "prepare", DECLARE] * 2, "commit"]
+
+
+def test_completion_of_asynchronous_send_in_branch_is_reported_before_its_end() -> None:
+    with resource_of(Prompt()) as resource:
+        producer = resource.start(branch(new_gtrid("shop", 0), "broker"), timeout_s=WAIT_S).producer(ORDERS)
+        assert [producer.send_async(body).result(WAIT_S).body for body in "ab"] == ["a", "b"]
+
+
+def test_large_message_of_branch_is_sent_before_its_end() -> None:
+    broker = LateAnswers()
+    with resource_of(broker) as resource:
+        resource.start(branch(new_gtrid("shop", 0), "broker"), timeout_s=WAIT_S).send(ORDERS, "x" * (HELD_BYTES_MAX + 1))
+        eventually(lambda: MESSAGE in broker.requests)
+
+
+def test_read_only_branch_returns_prefetched_messages_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pump, "TICK_S_MAX", 10 * WAIT_S)  # no heartbeat writes them instead
+    released: list[Any] = []
+
+    class Delivering(LateAnswers):
+        def __call__(self, connection: Connection, event: Any) -> None:
+            if isinstance(event, Dispositioned):
+                released.append(event.state)
+            if isinstance(event, Attached) and event.link.source.address == ORDERS.name:
+                event.link.accept()
+                event.link.context = iter([encode(Message("prefetched"))])
+            else:
+                super().__call__(connection, event)
+
+    with resource_of(Delivering()) as resource:
+        xid = branch(new_gtrid("shop", 0), "broker")
+        consumer = resource.start(xid, timeout_s=WAIT_S).consumer(ORDERS, prefetch=1)
+        eventually(lambda: len(consumer.state.buffer) == 1)
+        resource.end(xid, success=True)
+        assert resource.prepare(xid) is Vote.READ_ONLY
+        eventually(lambda: released == [RELEASED])
 
 
 @pytest.mark.parametrize("detaches", [False, True])

@@ -16,8 +16,9 @@ from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager
 from bascule.xa.database import in_words_of_xa
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, RetryLater, UnknownXid, XaError
-from bascule.xa.log import Outcome
+from bascule.xa.log import Decision, LogState, Outcome
 from bascule.xa.postgres import PostgresResource
+from bascule.xa.recovery import Recoverer
 from bascule.xa.resource import Vote
 from bascule.xa.sqlalchemy import SqlAlchemyResource
 from bascule.xa.xid import Xid, branch, new_gtrid
@@ -341,6 +342,18 @@ def test_outcome_is_known_only_by_transaction_id_token(server: Server) -> None:
     assert other.outcome(xid, token) is Outcome.ROLLBACK
     del server.statuses[token]  # PostgreSQL forgets the status of old transactions
     assert other.outcome(xid, token) is None
+
+
+def test_unlisted_branch_whose_outcome_the_server_has_forgotten_is_heuristic_hazard(server: Server) -> None:
+    """The transaction was rolled back by hand, and the program was down until the server forgot the status."""
+    resource, log = PostgresResource("db", ""), ModelLog(LogState())
+    xid, _ = prepared(resource, "1")
+    log.decide(Decision(xid.gtrid, Outcome.COMMIT, ("db",), 0, "test", (resource.token(xid),)))
+    server.finish(next(iter(server.prepared)), commit=False)
+    server.statuses.clear()
+    done = Recoverer("test", log, [PostgresResource("db", "")], by="later", patient=False).run()
+    assert [(each.xid, each.code) for each in done.heuristics] == [(xid, Code.XA_HEURHAZ)]
+    assert log.read().heuristics.keys() == {xid}
 
 
 def test_recovery_and_outcome_queries_are_refused_on_standby_server(server: Server) -> None:
