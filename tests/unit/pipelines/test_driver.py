@@ -15,11 +15,13 @@ from bascule.core.errors import BadRecord, Unavailable
 from bascule.kafka.history import committed_note
 from bascule.pipelines import driver as module
 from bascule.pipelines.driver import Driver
+from bascule.pipelines.jobs import ResidentTasks
 from bascule.pipelines.positions import Positions
+from bascule.pipelines.queries import Query
 from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition
 from bascule.writer.position import COMMON, ENDED, Position, PositionTaken, position_key
 from tests.scenarios import test_lost_positions
-from tests.scenarios.sparkless import Bridge, Session
+from tests.scenarios.sparkless import Bridge, Job, Session
 from tests.scenarios.test_joining import (  # noqa: F401 - the same on the mock cluster
     test_divert_joins_the_common_position_only_when_close_and_while_the_others_run,
     test_divert_whose_join_commit_was_in_doubt_has_joined,
@@ -292,6 +294,8 @@ def test_driver_stops_and_reports_no_lag_when_kafka_is_unavailable(
 ) -> None:
     driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
     driver._claims["ingress:in"] = (driver._positions.claim("ingress:in/t/0", Position("t", "id", 0, 1)),)
+    shipped = ResidentTasks([], driver.pipelines.kafka, committed=True)
+    driver.queries["ingress:in"] = Query("ingress:in", lambda: None, tmp_path, running=Job(Session(), "in", shipped))
 
     def away(*_: object) -> Any:
         raise Unavailable("no Kafka")
