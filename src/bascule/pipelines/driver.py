@@ -335,7 +335,7 @@ class Driver:
     @contextmanager
     def _spark_starting(self) -> Iterator[None]:
         """Start Spark beside the block, which takes seconds. A standby driver keeps its session ready. Without pipelines, do nothing."""
-        if not any(pipeline.enabled for pipeline in (*self.pipelines.diverts, *self.pipelines.ingresses)):
+        if not self._ingresses and not any(divert.enabled for divert in self._diverts.values()):
             yield
             return
         with ThreadPoolExecutor(1) as background:

@@ -103,8 +103,13 @@ def test_messages_left_by_a_removed_divert_start_spark_although_no_pipeline_is_e
     with bridge.running(bridge.divert("x", exclusive=True)) as running:
         running.settle()
     bridge.send("1", taken_by=["x"])
-    sessions: list[Session] = []
-    monkeypatch.setattr(module, "spark_session", lambda _: sessions.append(Session()) or sessions[-1])
+    sessions: list[Any] = []
+
+    def session(_: PipelinesSpec) -> Session:
+        sessions.append(Session())
+        return sessions[-1]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(module, "spark_session", session)
     with bridge.running(bridge.divert("y", enabled=False)) as running:
         running.settle()
         assert [running.driver._spark] == sessions
