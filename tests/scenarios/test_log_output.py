@@ -59,3 +59,14 @@ def test_stdout_has_only_the_ready_line_and_stderr_has_the_json_log(kafka: Embed
     assert out == ["ready pipelines=1"]
     (said,) = (each for each in records(log) if each["event"] == "ingress has no topic yet")
     assert (said["level"], said["logger"], said["ingress"]) == ("warning", "bascule.pipelines.driver", "missing")
+
+
+def test_pipelines_without_divert_and_ingress_are_ready_without_spark(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
+    config = tmp_path / "bascule.toml"
+    config.write_text(CONFIG.format(prefix=topic_prefix).partition("[[ingress]]")[0])
+    # With the port of a gateway that does not exist, Spark cannot start.
+    env = {"BASCULE_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap, "BASCULE_LOG__FORMAT": "json", "PYSPARK_GATEWAY_PORT": "1"}
+    out, log = run(["pipelines", "--config", str(config)], env, tmp_path, PIPELINES_START_S)
+    assert out == ["ready pipelines=0"]
+    (said,) = (each for each in records(log) if "Spark" in each["event"])
+    assert (said["level"], said["event"]) == ("info", "no divert or ingress is enabled, Spark is not started")

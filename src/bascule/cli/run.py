@@ -138,7 +138,7 @@ def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, l
     """Run the Spark driver with all diverts and ingresses, with an existing Kafka (`kafka.bootstrap_servers`).
 
     Print `ready pipelines=N` when they run. While another driver of the same bridge (`bridge.id`) runs them, print `standby pipelines=N`
-    and wait.
+    and wait. With N = 0, Spark is not started, unless removed diverts have left messages.
     """
     from bascule.config import load
 

@@ -266,6 +266,7 @@ class TableReader:
             }
         )
         self._reached: dict[int, int] = {}
+        self._resting = True
         self._table: dict[bytes, Stored] = {}
         #: Everything stored before this time is read or will be (``time.time``: the monotonic clock stops while the machine is suspended).
         self._known_s = 0.0
@@ -346,6 +347,16 @@ class TableReader:
         with self._lock:
             return dict(self._table)
 
+    def rest(self) -> None:
+        """Stop fetching until the next read, which then takes some milliseconds longer. For a reader that may wait for minutes.
+
+        Otherwise a reader asks Kafka 100 times a second between two reads.
+        """
+        with self._lock:
+            if not self._resting and not self._closed:
+                self._resting = True
+                self._consumer.unassign()
+
     def close(self) -> None:
         """Free the clients."""
         with self._lock:
@@ -358,12 +369,14 @@ class TableReader:
         if not self._reached or abs(time.time() - self._known_s) > DELETIONS_KEPT_S / 2:
             self._reached, self._table, self._known_s = {}, {}, time.time()
             self._begun()
-            self._reached = self._offsets.ask(OffsetSpec.earliest(), timeout_s)
-            self._consumer.assign([TopicPartition(at.topic, at.partition, self._reached[at.partition]) for at in self._at])
+            self._reached, self._resting = self._offsets.ask(OffsetSpec.earliest(), timeout_s), True
 
     def _reach(self, ends: Mapping[int, int], deadline: float, held_up: Callable[[Mapping[bytes, Stored]], None] | None) -> None:
         patient_until = time.monotonic() + HELD_UP_S
         while any(self._reached[partition] < end for partition, end in ends.items()):
+            if self._resting:
+                self._resting = False
+                self._consumer.assign([TopicPartition(at.topic, at.partition, self._reached[at.partition]) for at in self._at])
             if held_up is not None and time.monotonic() > patient_until:
                 held_up(self._table)
                 patient_until = time.monotonic() + HELD_UP_AGAIN_S

@@ -24,6 +24,9 @@ CLOSE_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 60.0
 #: Maximum characters of the metadata of an offset: Kafka keeps 4,096 bytes (offset.metadata.max.bytes).
 NOTE_MAX = 1_000
+#: Interval, in seconds, at which unchanged offsets are published again: Kafka forgets the offsets of a group without members after days
+#: (``offsets.retention.minutes``), and an administrator may have deleted them.
+REPEAT_S = 600.0
 #: A reader buffers this much (default: 64 MiB), and fetches again as soon as there is room: by default it waits a second, which was more
 #: than half of the start with a million messages.
 READ_AHEAD: Mapping[str, Any] = {"queued.max.messages.kbytes": 16 * 1024, "fetch.queue.backoff.ms": 2}
@@ -219,13 +222,21 @@ class LagMirror:
         self._wanted: dict[tuple[str, int], TopicPartition] = {}
         # One commit at a time: the client repeats a failed commit, which may overtake a later one.
         self._asked: dict[tuple[str, int], TopicPartition] = {}
+        self._stored: dict[tuple[str, int], TopicPartition] = {}
+        self._stored_since_s = time.monotonic()
 
     def show(self, offsets: Mapping[tuple[str, int], int], note: str = "") -> None:
         """Commit the next offsets to read, by topic and partition, with ``note`` as metadata.
 
         The call also retries earlier offsets that Kafka has not stored, so callers repeat it even without new offsets.
         """
-        self._wanted |= {at: TopicPartition(*at, offset, note[:NOTE_MAX]) for at, offset in offsets.items()}
+        if time.monotonic() - self._stored_since_s >= REPEAT_S:
+            self._stored, self._stored_since_s = {}, time.monotonic()
+        for at, offset in offsets.items():
+            shown = TopicPartition(*at, offset, note[:NOTE_MAX])
+            known = self._wanted.get(at) or self._stored.get(at)
+            if known is None or (known.offset, known.metadata) != (shown.offset, shown.metadata):
+                self._wanted[at] = shown
         self._consumer.poll(0)
         self._commit()
 
@@ -247,5 +258,6 @@ class LagMirror:
     def _answered(self, error: KafkaError | None, _: list[TopicPartition]) -> None:
         """Handle the result of a commit (called by ``poll``). Offsets that were not stored are retried."""
         if error is None:
+            self._stored |= self._asked
             self._wanted = {at: shown for at, shown in self._wanted.items() if self._asked.get(at) is not shown}
         self._asked = {}

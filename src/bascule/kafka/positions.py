@@ -43,6 +43,10 @@ class PositionReader:
         except (UnicodeDecodeError, PositionLost) as error:
             raise PositionLost(f"{stored.place(self._topic, key)}: not a valid position: {error}") from error
 
+    def rest(self) -> None:
+        """Cost nothing until the next read. See ``TableReader.rest``."""
+        self.table.rest()
+
     def close(self) -> None:
         """Free the clients."""
         self.table.close()

@@ -161,7 +161,9 @@ class _PositionedClients(TransactionalClients):
 
     async def read_to(self, ends: Mapping[int, int]) -> Mapping[str, Position]:
         """Return the positions before these offsets. Raises PositionLost for a record that is no position."""
-        return self._reader.decoded(await self._reads.read_to(ends))
+        found = await self._reads.read_to(ends)
+        self._reader.rest()
+        return self._reader.decoded(found)
 
     async def begin(self, producer: KafkaProducer) -> None:
         """Begin the transaction."""

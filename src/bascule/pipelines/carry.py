@@ -201,8 +201,9 @@ class Carrier:
         self._since_s = time.monotonic()
         if self._last is None or self._reached == self.position.offset:
             return
-        if self._outputs:
+        if self._ahead:
             self._writer.ahead(self._outputs, self.position)  # Kafka stores them while the leader is asked
+        # A small transaction takes fewer requests if its records and its position are handed over together.
         leader_epoch = self._lineage.check_read(self.position.leader_epoch, self._last, self._reached)
         after = replace(self.position, offset=self._reached, leader_epoch=leader_epoch, **self._state())
         while True:

@@ -7,9 +7,9 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -86,27 +86,25 @@ class Driver:
 
         Returns False if the driver was told to stop before its turn.
         """
-        with ThreadPoolExecutor(1) as background:
-            # The session takes seconds to start; check Kafka meanwhile. A standby driver keeps its session ready.
-            session = background.submit(spark_session, self.pipelines)
+        with self._spark_starting():
             self._positions.prepare_topics()
             if not turn():
-                self._session = session.result()
                 return False
             self._positions.end_transactions()
             crash.point("driver.topics.after")
             # Even without diverts, messages that earlier exclusive diverts took may be left.
             journal_id = self._journal_id() if self._diverts or self._positions.know_diverts() else ""
-            self._session = session.result()
         for divert in self._diverts.values():
             if divert.transformed and divert.enabled:
-                check(divert, self._session)
+                check(divert, self._spark)
         if journal_id:
             self._start_diverts(journal_id)
         for pipeline in self._positions.removed_ingresses({ingress.name for ingress in self.pipelines.ingresses}):
             self._positions.take_sources(pipeline, {}, StartPosition(EARLIEST), lambda _: False)
         for name, ingress in self._ingresses.items():
             self._add(f"{INGRESS}{name}", lambda ingress=ingress: self._ingress_query(ingress))  # type: ignore[misc]
+        if self._session is None:
+            log.info("no divert or ingress is enabled, Spark is not started", bridge=self.pipelines.bridge_id)
         self._positions.look_at_transactions()
         self._refresh_due_s = time.monotonic() + REFRESH_S
         return True
@@ -141,6 +139,7 @@ class Driver:
         crash.point("driver.stop.after")
         for mirror in self._mirrors.values():
             mirror.close()
+        self._positions.close()
         if self._session is not None:
             self._session.stop()
         # The workers end with the session, some of them in the middle of a transaction.
@@ -198,6 +197,7 @@ class Driver:
 
     def _resident(self, pool: str, tasks: Sequence[Resident], *, committed: bool) -> Startable:
         def start(name: str, _checkpoint: str) -> Running:
+            self._need_spark()
             self._set_pool(pool)
             return ResidentJob(self._spark, name, ResidentTasks(tasks, self.pipelines.kafka, committed))
 
@@ -332,6 +332,23 @@ class Driver:
             raise Unavailable("the driver has no Spark session: the driver is not started, or has ended")
         return self._session
 
+    @contextmanager
+    def _spark_starting(self) -> Iterator[None]:
+        """Start Spark beside the block, which takes seconds. A standby driver keeps its session ready. Without pipelines, do nothing."""
+        if not self._ingresses and not any(divert.enabled for divert in self._diverts.values()):
+            yield
+            return
+        with ThreadPoolExecutor(1) as background:
+            session = background.submit(spark_session, self.pipelines)
+            yield
+            self._session = session.result()
+
+    def _need_spark(self) -> None:
+        """Start Spark unless it runs: no pipeline is enabled, but removed diverts have left messages."""
+        if self._session is None:
+            with ThreadPoolExecutor(1) as background:  # in the main thread, Spark would replace the handler of SIGINT
+                self._session = background.submit(spark_session, self.pipelines).result()
+
     def _add(self, name: str, build: Callable[[], Startable | None]) -> None:
         query = Query(name, build, self._scratch)
         self.queries[name] = query
@@ -344,6 +361,8 @@ class Driver:
 
     def _mirror(self) -> None:
         """Publish the positions of the queries that run. An earlier report may still wait for an answer or a retry."""
+        if not self._mirrors and not any(map(self._runs, self.queries)):
+            return
         try:
             stored = self._positions.stored(IDLE_TIMEOUT_S)
         except Unavailable as error:

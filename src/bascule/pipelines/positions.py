@@ -109,6 +109,7 @@ class Positions:
         self.owner = owner
         self.topics = Topics(pipelines.kafka)
         self._claims = Claims(owner)
+        self._reader: PositionReader | None = None
 
     def prepare_topics(self) -> None:
         """Create the topics of Bascule that the pipelines write. Raises UnsafeTopic if a topic could lose records, such as positions."""
@@ -299,9 +300,28 @@ class Positions:
 
         If a decision depends on the result, set ``decides``: it reads behind barrier records.
         """
-        everywhere = range(POSITION_PARTITIONS)
-        with closing(PositionReader(self.pipelines.kafka, self.pipelines.topics.positions, everywhere)) as reader:
-            return reader.read_behind_barrier(timeout_s) if decides else reader.read(timeout_s)
+        if decides:
+            with closing(self._everywhere()) as reader:
+                return reader.read_behind_barrier(timeout_s)
+        # A running driver reads often: it keeps its clients, and reads only what is new.
+        kept, self._reader = self._reader or self._everywhere(), None
+        try:
+            found = kept.read(timeout_s)
+            kept.rest()
+        except BaseException:
+            kept.close()
+            raise
+        self._reader = kept
+        return found
+
+    def close(self) -> None:
+        """Free the clients."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _everywhere(self) -> PositionReader:
+        return PositionReader(self.pipelines.kafka, self.pipelines.topics.positions, range(POSITION_PARTITIONS))
 
     def read(self, key: str) -> Position:
         """Return the current position of this run's diverts. Only the caller that has read it can move it.

@@ -31,6 +31,7 @@ class Topic:
         self.held: Callable[[], bool] = lambda: False
         self._records: dict[int, tuple[bytes, bytes | None]] = {}
         self.end = self._next = 0
+        self.fetching = self.closed = False
         monkeypatch.setattr("bascule.kafka.clients.consumer", lambda _: self)
         monkeypatch.setattr("bascule.kafka.compacted.PartitionOffsets", lambda *_: self)
         monkeypatch.setattr("bascule.kafka.compacted.time", SimpleNamespace(time=lambda: self.now_s, monotonic=time.monotonic))
@@ -48,7 +49,15 @@ class Topic:
         return {0: self.end if isinstance(spec, type(OffsetSpec.latest())) else 0}
 
     def assign(self, at: Sequence[TopicPartition]) -> None:
-        self._next = at[0].offset
+        self._next, self.fetching = at[0].offset, True
+
+    def unassign(self) -> None:
+        assert self.fetching
+        assert not self.closed
+        self.fetching = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def poll(self, _timeout_s: float) -> Any:
         self.reading()
@@ -93,6 +102,23 @@ def test_table_reader_continues_where_it_stopped(topic: Topic) -> None:
     topic.now_s += DELETIONS_KEPT_S / 3
     assert followed.keys() == [b"b", b"c"]
     assert topic.read == [0, 1, 2, 3]
+
+
+def test_resting_table_reader_fetches_nothing_until_its_next_read(topic: Topic) -> None:
+    followed = Followed(topic)
+    assert topic.fetching
+    followed.reader.rest()
+    followed.reader.rest()
+    assert not topic.fetching
+    assert followed.keys() == [b"a", b"b"], "nothing is new"
+    assert not topic.fetching
+    topic.append(b"c", b"3")
+    assert followed.keys() == [b"a", b"b", b"c"]
+    assert topic.fetching
+    assert topic.read == [0, 1, 2]
+    followed.reader.close()
+    followed.reader.rest()
+    assert topic.closed
 
 
 @pytest.mark.parametrize("by_offset", [False, True])

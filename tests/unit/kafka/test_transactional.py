@@ -61,6 +61,7 @@ class Positions:
 
     def __init__(self) -> None:
         self.table = self
+        self.rested = 0
 
     def write_barriers(self, partitions: Any, _timeout_s: float) -> dict[int, int]:
         return dict.fromkeys(partitions, 9)
@@ -69,18 +70,22 @@ class Positions:
         assert ends == {0: 10}
         return {}
 
+    def rest(self) -> None:
+        self.rested += 1
+
     def decoded(self, _table: object) -> dict[str, Position]:
         return {"key": BEFORE}
 
 
 def test_records_and_positions_wait_for_room_in_client_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = FullClient()
+    client, positions = FullClient(), Positions()
     monkeypatch.setattr(clients, "producer", lambda *_, **__: client)
-    monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
+    monkeypatch.setattr(transactional, "PositionReader", lambda *_: positions)
     writer = TransactionalWriter({}, "id", "positions", "key")
     writer.write([Output("a", None, b"", []), Output("b", None, b"", [])], BEFORE, AFTER, {"other": None})
     assert client.written == ["a", "b", "positions", "positions"]
     assert client.committed
+    assert positions.rested > 0, "a reader that waits for minutes does not fetch"
 
 
 class UnansweredClient:

@@ -180,7 +180,7 @@ def test_outputs_are_produced_in_advance_while_transaction_fills(worker: Worker,
     monkeypatch.setattr(carry, "_AHEAD_RECORDS", 2)
     monkeypatch.setattr(carry.TransactionalWriter, "ahead", note_ahead)
     worker.run(*(record("a", 0, offset, "") for offset in range(2, 9)), limits=TransactionLimits(records=6))
-    assert ahead == [(2, 2), (4, 2), (6, 2), (1, 8)], "also while the leader of the source is asked"
+    assert ahead == [(2, 2), (4, 2), (6, 2)], "also while the leader of the source is asked; a small transaction needs fewer requests"
     assert len(worker.written()) == 7
     assert worker.offsets()[("a", 0)] == 9
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ from bascule.core.errors import BadRecord, Unavailable
 from bascule.kafka.history import committed_note
 from bascule.pipelines import driver as module
 from bascule.pipelines.driver import Driver
+from bascule.pipelines.jobs import ResidentTasks
 from bascule.pipelines.positions import Positions
+from bascule.pipelines.queries import Query
 from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition
 from bascule.writer.position import COMMON, ENDED, Position, PositionTaken, position_key
 from tests.scenarios import test_lost_positions
-from tests.scenarios.sparkless import Bridge
+from tests.scenarios.sparkless import Bridge, Job, Session
 from tests.scenarios.test_joining import (  # noqa: F401 - the same on the mock cluster
     test_divert_joins_the_common_position_only_when_close_and_while_the_others_run,
     test_divert_whose_join_commit_was_in_doubt_has_joined,
@@ -68,6 +71,49 @@ def test_driver_without_diverts_does_not_query_journal(bridge: Bridge, monkeypat
     monkeypatch.setattr(Driver, "_journal_id", lambda _: pytest.fail("it asks"))
     with bridge.running() as running:
         assert running.driver.queries == {}
+
+
+def without_positions(*_: object) -> Any:
+    pytest.fail("the positions are read")
+
+
+def test_driver_without_enabled_pipelines_starts_no_spark(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("x")) as running:
+        running.settle()
+    monkeypatch.setattr(module, "spark_session", lambda _: pytest.fail("it starts Spark"))
+    caplog.set_level(logging.INFO)
+    disabled = IngressSpec("in", "queue", ("t",), enabled=False)
+    with bridge.running(bridge.divert("x", enabled=False), ingresses=(disabled,)) as running:
+        assert running.query(COMMON) is None
+    with bridge.running() as running, monkeypatch.context() as patched:
+        patched.setattr(Positions, "stored", without_positions)
+        running.driver.poll()
+        assert running.driver.queries == {}
+    said = [record.getMessage() for record in caplog.records if "Spark" in record.getMessage()]
+    assert said == [f"no divert or ingress is enabled, Spark is not started bridge={bridge.pipelines.bridge_id}"] * 2
+
+
+def test_messages_left_by_a_removed_divert_start_spark_although_no_pipeline_is_enabled(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge.journal.start_epoch(["x"])
+    with bridge.running(bridge.divert("x", exclusive=True)) as running:
+        running.settle()
+    bridge.send("1", taken_by=["x"])
+    sessions: list[Any] = []
+
+    def session(_: PipelinesSpec) -> Session:
+        sessions.append(Session())
+        return sessions[-1]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(module, "spark_session", session)
+    with bridge.running(bridge.divert("y", enabled=False)) as running:
+        running.settle()
+        assert [running.driver._spark] == sessions
+    assert bridge.dead() == ["x: 1"]
 
 
 def test_disabled_diverts_have_no_running_query(bridge: Bridge) -> None:
@@ -253,6 +299,8 @@ def test_driver_stops_and_reports_no_lag_when_kafka_is_unavailable(
 ) -> None:
     driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
     driver._claims["ingress:in"] = (driver._positions.claim("ingress:in/t/0", Position("t", "id", 0, 1)),)
+    shipped = ResidentTasks([], driver.pipelines.kafka, committed=True)
+    driver.queries["ingress:in"] = Query("ingress:in", lambda: None, tmp_path, running=Job(Session(), "in", shipped))
 
     def away(*_: object) -> Any:
         raise Unavailable("no Kafka")
