@@ -44,6 +44,10 @@ class ClientTurns:
         self._waiting.append(action)
         self._plan()
 
+    def soon(self, action: Callable[[], None]) -> None:
+        """Call ``action`` at once if clients have time left in this turn, otherwise in another turn."""
+        (self.later if self.over else self.run)(action)
+
     def run(self, action: Callable[[], None]) -> None:
         """Call ``action`` at once, within the time of this turn."""
         began_s = time.monotonic()
