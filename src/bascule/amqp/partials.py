@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bascule.amqp.connection import Connection
+    from bascule.amqp.hot import TransferTail
     from bascule.amqp.link import ReceiverLink
+
+
+class Partial:
+    """A message with missing frames. Its data is collected in one buffer, so that the overhead of tiny frames is small.
+
+    The buffer returns its content without a copy, which takes 50 ms for 64 MiB.
+    """
+
+    __slots__ = ("delivery_id", "octets", "size_bytes", "tag", "tail")
+
+    def __init__(self, delivery_id: int, tag: bytes, tail: TransferTail) -> None:
+        """Start with the first frame."""
+        self.delivery_id = delivery_id
+        self.tag = tag
+        self.tail = tail
+        self.octets = BytesIO()
+        self.size_bytes = 0
 
 
 class PartialBudget:

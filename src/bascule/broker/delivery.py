@@ -527,6 +527,5 @@ class Deliveries:
         self.journaling.then(self._reserved, queue, mid)
 
     def _reserved(self, queue: BrokerQueue, mid: int) -> None:
-        queue.reserved_mid = mid
-        queue.changed()
+        queue.reserved(mid)
         self.dirty[queue] = None

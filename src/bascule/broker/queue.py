@@ -175,6 +175,11 @@ class BrokerQueue:
         if self.held.copy is not None:
             self.held.copy.on_change()
 
+    def reserved(self, mid: int) -> None:
+        """Note that the journal has stored a reservation: messages up to this mid may be delivered."""
+        self.reserved_mid = mid
+        self.changed()
+
     def first_due_ms(self, message: BrokerMessage) -> int:
         """Return the delivery time that the sender has set, in ms since the epoch; 0 if the message is not delayed by its sender.
 

@@ -44,6 +44,11 @@ class ClientTurns:
         self._waiting.append(action)
         self._plan()
 
+    def soon(self, action: Callable[[], None]) -> None:
+        """Call ``action`` at once if clients have time left in this turn, otherwise in another turn."""
+        if not self.run(action):
+            self.later(action)
+
     def run(self, action: Callable[[], None]) -> bool:
         """Call ``action`` at once, within the time of this turn. Return False, and do nothing, if the time is used up: see ``over``."""
         if self._spent_s >= self._turn_s:

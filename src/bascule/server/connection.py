@@ -359,16 +359,9 @@ class ClientConnection(asyncio.Protocol):
         """Call ``action`` in another turn of the event loop."""
         self.server.client_turns.later(action)
 
-    def _when_due(self) -> None:
-        """Check the time within the time of all clients in this turn, because the timers of thousands of connections may be due at once."""
-        turns = self.server.client_turns
-        (turns.later if turns.over else turns.run)(self._tick_if_open)
-
-    def _tick_if_open(self) -> None:
-        if not self.client.lost and self._transport is not None and not self._transport.is_closing():
-            self._ticking()
-
     def _ticking(self) -> None:
+        if self.client.lost or self._transport is None or self._transport.is_closing():
+            return
         try:
             self._look_at_time()
         except Exception as error:
@@ -378,7 +371,7 @@ class ClientConnection(asyncio.Protocol):
         now_s = time.monotonic()
         unread = self in self.server.held_back or self._has_more or self._login is not None
         deadline_s = self.amqp.tick(now_s, unread=unread)
-        self._later(min(TICK_S, max(deadline_s - now_s, 0.05)), self._when_due)
+        self._later(min(TICK_S, max(deadline_s - now_s, 0.05)), partial(self.server.client_turns.soon, self._ticking))
         if self.amqp.closed:
             # The socket may take long to end: other clients get the messages of this client at once.
             log.info("connection closed", peer=self.peer, container=self.client.container, error=self.amqp.error)
@@ -504,5 +497,3 @@ HANDLERS: dict[type, Callable[[ClientConnection, Any], Retry | None]] = {
     events.DeclareReceived: ClientConnection._declared,
     events.Discharged: ClientConnection._discharged,
 }
-#: What clients are told when the broker stops; a failover client connects to another broker.
-GOING_DOWN = AmqpError(CONNECTION_FORCED, "the broker is shutting down")

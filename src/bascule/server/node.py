@@ -31,7 +31,7 @@ from bascule.core.permissions import AllowAll, Permissions
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.server import descriptors, topics
 from bascule.server.client_turns import ClientTurns, ConnectionOutput
-from bascule.server.connection import GOING_DOWN, ClientConnection
+from bascule.server.connection import ClientConnection
 from bascule.server.containers import ContainerIds
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
 from bascule.server.garbage import GarbageCollection
@@ -55,6 +55,8 @@ log = get_log(__name__)
 
 #: The loop and the thread of Kafka's client pass the interpreter to each other for every record; the default of 5 ms would be too slow.
 SWITCH_INTERVAL_S = 0.0002
+#: What clients are told when the broker stops; a failover client connects to another broker.
+GOING_DOWN = AmqpError(CONNECTION_FORCED, "the broker is shutting down")
 
 
 def kafka_client(settings: Settings) -> dict[str, Any]:
