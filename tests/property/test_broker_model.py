@@ -12,13 +12,13 @@ from bascule.broker import branch_entries as branch_entries_module
 from bascule.broker import branches
 from bascule.broker import collecting as collecting_module
 from bascule.broker import commit_plan as commit_plan_module
-from bascule.broker import delivery as delivery_module
 from bascule.broker import held as held_module
 from bascule.broker import loading as loading_module
 from bascule.broker import local_transactions as local_transactions_module
 from bascule.broker import order as order_module
 from bascule.broker import planned_sends as planned_sends_module
 from bascule.broker import queue as queue_module
+from bascule.broker import reservations as reservations_module
 from bascule.broker import returns as returns_module
 from bascule.broker.branches import Branches
 from bascule.broker.collecting import CollectedQueue, Collector
@@ -68,7 +68,7 @@ def test_random_commands_and_crashes_keep_every_promise_of_the_model(runs: int) 
 def test_promises_hold_when_reservations_are_short_and_records_small(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "RESERVE_AHEAD", 2)
     monkeypatch.setattr(queue_module, "RESERVE_SEQUENCES", 2)
-    monkeypatch.setattr(delivery_module, "RESERVE_SEQUENCES", 2)
+    monkeypatch.setattr(reservations_module, "RESERVE_SEQUENCES", 2)
     monkeypatch.setattr(order_module, "BLOCK_MESSAGES", 2)
     monkeypatch.setattr(held_module, "BLOCK_MESSAGES", 2)
     run_all(range(FIRST_SEED + runs - runs // SHORT_SHARE, FIRST_SEED + runs))

@@ -166,16 +166,12 @@ class Session:
         size = len(parts[0])
         for part in parts[1:]:
             size += len(part)
-        if state is not None or size + hot.TRANSFER_HEAD_SIZE > self.connection.outgoing.frame_bytes_max:
+        if state is not None or message_format or size + hot.TRANSFER_HEAD_SIZE > self.connection.outgoing.frame_bytes_max:
             transfer = Transfer(link.handle, delivery_id, delivery_id.to_bytes(4, "big"), message_format, settled, state=state)
             self._send_frames(link, parts, size, transfer)
             return delivery_id
-        if message_format:
-            head = hot.transfer_head(self.channel, link.handle, delivery_id, message_format, settled, False, size)
-        else:
-            end = hot.SETTLED if settled else hot.UNSETTLED
-            head = hot.pack_delivery(size + hot.TRANSFER_HEAD_SIZE, link.delivery_start, delivery_id, hot.TAG_START, delivery_id, end)
-        self._out.append(head)
+        end, size = hot.SETTLED if settled else hot.UNSETTLED, size + hot.TRANSFER_HEAD_SIZE
+        self._out.append(hot.pack_delivery(size, link.delivery_start, delivery_id, hot.TAG_START, delivery_id, end))
         self._out.extend(parts)
         self._next_outgoing_id = (self._next_outgoing_id + 1) & UINT_MAX
         self._outgoing_window -= 1
@@ -278,10 +274,6 @@ class Session:
         if self.state not in (SessionState.MAPPED, SessionState.END_RECEIVED):
             return
         encoded = self._state_bytes(self._settled_state)
-        first = last = ids[0]
-        if len(ids) == 1:
-            self._out.append(hot.disposition(self.channel, True, first, last, True, encoded))
-            return
         ids.sort()
         first = last = ids[0]
         for delivery_id in ids[1:]:

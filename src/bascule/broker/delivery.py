@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from typing import Any
 
 from bascule.broker import expiry
 from bascule.broker.containment import ErrorKind
@@ -15,12 +14,13 @@ from bascule.broker.leaving import LeavingMessages
 from bascule.broker.matching import Matching
 from bascule.broker.message import Bodies, BrokerMessage
 from bascule.broker.ports import ConsumerPort, DeliveryHooks
-from bascule.broker.queue import RESERVE_SEQUENCES, BrokerQueue, QueueConsumer
+from bascule.broker.queue import BrokerQueue, QueueConsumer
+from bascule.broker.reservations import Reservations
 from bascule.broker.returns import Returns
 from bascule.broker.schedule import Schedule
 from bascule.broker.turns import Allowance, Turns, Work
 from bascule.jms.selector import Selector
-from bascule.journal.records import INDEX_MAX, count_entry, mid_of, reserve_entry
+from bascule.journal.records import count_entry
 
 #: Steps of a delivery, and of a check of a consumer.
 DELIVERY_STEPS = 10
@@ -66,6 +66,7 @@ class Deliveries:
         self._search = Allowance()  # of the queue that is being served
         self.dirty: dict[BrokerQueue, None] = {}  # queues that may have messages to deliver
         self.returns = Returns(self.turns, self.dirty)
+        self._reservations = Reservations(journaling, self.dirty)
         self.leaving = LeavingMessages(journaling, self.turns, self.forget)
 
     def tick(self) -> None:
@@ -89,8 +90,6 @@ class Deliveries:
             for queue in queues:
                 if not queue.deleted:
                     queue.take_in(message)
-                    if queue.starved:
-                        queue.feed()
                     self.dirty[queue] = None
                     if message.expiry_ms:
                         self.watch_expiry(queue, message.expiry_ms)
@@ -172,10 +171,7 @@ class Deliveries:
         if not queue.consumers:
             self._hooks.look_for_use(queue)
         if queue.durable and not queue.consumers:
-            # Nothing is delivered any more: messages that arrive from here on cannot have been delivered.
-            handed_out = mid_of(self.journaling.sequence, INDEX_MAX)
-            if queue.reserving_mid > handed_out:
-                self._reserve(queue, handed_out)
+            self._reservations.end(queue)
 
     def acknowledge(self, consumer: QueueConsumer, message: BrokerMessage) -> None:
         """Remove a message that its consumer has acknowledged, and journal the acknowledgement. A repetition does nothing."""
@@ -214,10 +210,7 @@ class Deliveries:
     def forget(self, queue: BrokerQueue, message: BrokerMessage, *, counted: bool = True) -> None:
         """Remove an unheld message whose acknowledgement is in the open record. For ``counted`` see BrokerQueue.drop. Raises nothing."""
         queue.drop(message, counted=counted)
-        message.references -= 1  # as release does; a call costs more
-        self.memory.entries -= 1
-        if not message.references:
-            self._release_body(message)
+        self.release(message)
         if queue.blocked and not queue.full():
             self.go_on(queue)
         if not queue.held_messages and queue.auto_created and not queue.consumers:
@@ -239,19 +232,10 @@ class Deliveries:
         message.references -= 1
         self.memory.entries -= 1
         if not message.references:
-            self._release_body(message)
-
-    def _release_body(self, message: BrokerMessage) -> None:
-        """Release a message that no queue holds any more, as Bodies.release does; a call costs more."""
-        if message.body is not None and not message.timers:
-            account = self.memory
-            account.messages -= 1
-            account.bodies_bytes -= message.size_bytes
-            return
-        try:
-            self.bodies.release(message)
-        except Exception as error:
-            self.errors.contain(ErrorKind.BODY, error)
+            try:
+                self.bodies.release(message)
+            except Exception as error:
+                self.errors.contain(ErrorKind.BODY, error)
 
     def give_back(self, consumer: QueueConsumer, message: BrokerMessage, *, failed: bool) -> None:
         """Return a message that its consumer released, or modified with a failed delivery, to its place in the queue."""
@@ -360,10 +344,6 @@ class Deliveries:
         self.errors.contain(kind, error, queue=queue.name, mid=message.mid)
         self._postpone_by(queue, [message], FAILED_RETRY_MS)
 
-    def _in_another_turn(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Call an action in another turn, after the decisions of this turn are stored."""
-        self.journaling.then(self.schedule.at, self.clock(), action, *arguments)
-
     # -- dispatch ----------------------------------------------------------------------------------------------------
 
     def wake(self, queue: BrokerQueue, consumer: QueueConsumer | None = None) -> None:
@@ -414,9 +394,7 @@ class Deliveries:
             return not spent
         # Reserve ahead only if a message was delivered: reservations of many idle queues would otherwise cause one another without end.
         if queue.durable and not queue.ready.count and self.counters.messages_out > before:
-            sequence = self.journaling.sequence
-            if 0 <= queue.reserving_mid < mid_of(sequence + RESERVE_SEQUENCES // 2, 0):
-                self._reserve(queue, mid_of(sequence + RESERVE_SEQUENCES, INDEX_MAX))
+            self._reservations.reserve_ahead(queue)
         if queue.asking:
             asking, queue.asking = queue.asking, {}
             for consumer in asking:
@@ -464,28 +442,25 @@ class Deliveries:
             if message.expiry_ms and message.expiry_ms <= self.clock():
                 if expired_bytes > expiry.EXPIRED_BYTES:
                     takers.update(searching)
-                    self._in_another_turn(self.dirty.setdefault, queue)
+                    self.journaling.then(self.schedule.at, self.clock(), self.dirty.setdefault, queue)
                     return False
                 queue.take_out(message)
                 self._expire(queue, message)
-                credited = None
                 expired_bytes += message.size_bytes + expiry.EXPIRED_OVERHEAD_BYTES
                 turns.left -= expiry.EXPIRE_STEPS + ready.take_steps
                 continue
             if queue.durable and message.mid > queue.reserved_mid:
                 takers.update(searching)
                 if message.mid > queue.reserving_mid:
-                    self._reserve(queue, queue.next_reservation(message, self.journaling.sequence + 1))
+                    self._reservations.reserve(queue, queue.next_reservation(message, self.journaling.sequence + 1))
                 return False
             turns.left -= self.bodies.read_steps(message) if message.body is None else 0
             credit = self._give(queue, consumer, message)
             turns.left -= DELIVERY_STEPS + ready.take_steps + message.size_bytes // DELIVERED_BYTES_PER_STEP
-            if len(takers) > 1:
-                credited = None  # a delivery to another consumer of its client may use up the client's credit
-                if consumer in takers:
-                    takers[consumer] = takers.pop(consumer)  # the other consumers have their turns first
-            else:
-                credited = consumer if credit > 0 and not queue.settings.prefetch_max else None
+            # A delivery to another consumer of the same client may use up the client's credit.
+            credited = consumer if credit > 0 and len(takers) == 1 and not queue.settings.prefetch_max else None
+            if len(takers) > 1 and consumer in takers:
+                takers[consumer] = takers.pop(consumer)  # the other consumers have their turns first
         return True
 
     def _give(self, queue: BrokerQueue, consumer: QueueConsumer, message: BrokerMessage) -> int:
@@ -520,12 +495,3 @@ class Deliveries:
         self.detach(consumer, failed=False)
         failed = RequestFailed(f"the broker failed to deliver a message of {queue.name!r}; see the broker's log")
         self.errors.run(ErrorKind.LINK, consumer.port.ended, failed)
-
-    def _reserve(self, queue: BrokerQueue, mid: int) -> None:
-        self.journaling.add(reserve_entry(queue.id, mid))
-        queue.reserving_mid = mid
-        self.journaling.then(self._reserved, queue, mid)
-
-    def _reserved(self, queue: BrokerQueue, mid: int) -> None:
-        queue.reserved(mid)
-        self.dirty[queue] = None

@@ -225,6 +225,8 @@ class BrokerQueue:
         self.ready.append(message)
         if self.volatile is not None and not message.durable:
             self.volatile.append(message)
+        if self.starved:
+            self.feed()
 
     def uncount(self, messages: int, size_bytes: int) -> None:
         """Stop counting acknowledged messages that leave soon, so that they no longer count for limits."""

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bascule.broker import delivery as delivery_module
 from bascule.broker import queue as queue_module
+from bascule.broker import reservations as reservations_module
 from bascule.broker import snapshot as snapshots
 from bascule.broker.queue import RESERVE_AHEAD, RESERVE_SEQUENCES
 from bascule.core.destination import Routing
@@ -96,7 +96,7 @@ def test_one_reservation_covers_many_deliveries(bench: Bench) -> None:
 
 def test_reservations_of_idle_queues_do_not_cause_further_reservations(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "RESERVE_SEQUENCES", 2)
-    monkeypatch.setattr(delivery_module, "RESERVE_SEQUENCES", 2)
+    monkeypatch.setattr(reservations_module, "RESERVE_SEQUENCES", 2)
     for number in range(4):
         bench.fill(number, to=f"q{number}")
     receivers = []
