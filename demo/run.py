@@ -115,6 +115,11 @@ class Job:
             opened.callback(thread.stop)
 
     @property
+    def rate(self) -> float:
+        """Return the present rate of the senders, in flights a second."""
+        return self._pace.rate
+
+    @property
     def sent(self) -> int:
         """Return the number of flights whose transaction has been committed."""
         return self.flights.last("sent")
@@ -140,8 +145,11 @@ class Job:
 
         wait_for(holds, what, timeout_s)
 
-    def kill(self, part: str, count: Callable[[], int]) -> None:
-        """Kill a part of the system, and wait until ``count`` shows that its restart has carried messages."""
+    def kill(self, part: str, count: Callable[[], int], margin: int) -> None:
+        """Kill a part of the system, and wait until its restart has carried messages.
+
+        The restart has carried messages when ``count`` exceeds the number of flights that were sent when it began by ``margin``.
+        """
         pid = self._up.pids[part]
         assert pid is not None, f"{part} is down already"
         sent, began = self.sent, time.monotonic()
@@ -149,8 +157,8 @@ class Job:
         self.kills += 1
         os.kill(pid, signal.SIGKILL)
         self.wait(lambda: self._up.pids[part] not in (None, pid), f"{part} to be started again", START_S)
-        before = count()
-        self.wait(lambda: count() > before or before >= self.wanted.rows, f"{part} to carry messages again", START_S)
+        target = min(self.wanted.rows, self.sent + margin)
+        self.wait(lambda: count() >= target, f"{part} to carry messages again", START_S)
         self._away = False
         seconds = time.monotonic() - began
         console.print(
@@ -182,9 +190,10 @@ def carry(job: Job) -> Results:
     """Carry all messages while parts are killed. Raises BasculeError, RuntimeError if something does not arrive."""
     rows, started = job.wanted.rows, time.monotonic()
     job.wait(lambda: job.sent >= rows * BROKER_SHARE, "a part of the flights")
-    job.kill("broker", lambda: job.sent)
+    job.kill("broker", lambda: job.sent, 1)
     job.wait(lambda: job.everything.count >= rows * PIPELINES_SHARE, "a part of the flights in Kafka")
-    job.kill("pipelines", lambda: job.everything.count)
+    # The number of sent flights is up to a quarter of a second old, and the killed pipelines may have carried newer flights.
+    job.kill("pipelines", lambda: job.everything.count, int(job.rate))
     if not job.flights.wait(DEADLINE_S):
         raise RuntimeError("the sender failed; see its output above")
     repeated = job.flights.last("repeated")
