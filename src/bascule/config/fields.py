@@ -49,6 +49,19 @@ def _name(value: str) -> str:
     return value
 
 
+def _host_port(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{value!r} is not HOST:PORT")
+    return value
+
+
+def _host_ports(values: tuple[str, ...]) -> tuple[str, ...]:
+    for each in values:
+        _host_port(each)
+    return values
+
+
 def check_topic(value: str) -> str:
     """Return a valid name of a Kafka topic. Raises ValueError."""
     if not _TOPIC.fullmatch(value) or len(value) > TOPIC_NAME_MAX or value in {".", ".."}:
@@ -104,6 +117,8 @@ TopicName = Annotated[str, AfterValidator(check_topic)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]
 Start = Annotated[str, BeforeValidator(_start)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+HostPort = Annotated[str, AfterValidator(_host_port)]
+HostPorts = Annotated[tuple[str, ...], AfterValidator(_host_ports)]
 ClientSetting = bool | int | float | str
 
 

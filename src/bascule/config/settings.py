@@ -17,7 +17,19 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from bascule.amqp.scram import NAME as SCRAM
 from bascule.amqp.scram import Verifier
 from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition, contradiction
-from bascule.config.fields import ClientSetting, Name, Port, Secret, Section, TopicName, is_secret, located, read_secret
+from bascule.config.fields import (
+    ClientSetting,
+    HostPort,
+    HostPorts,
+    Name,
+    Port,
+    Secret,
+    Section,
+    TopicName,
+    is_secret,
+    located,
+    read_secret,
+)
 from bascule.config.pipeline import Divert, Ingress
 from bascule.core.defaults import (
     MAX_OFFSETS_PER_TRIGGER,
@@ -151,16 +163,14 @@ class Broker(AddressSettings):
         " for N seconds; 0 = wait for session_timeout_s",
     )
     standby_port: Port = Field(default=0, description="Port for connections of standbys; 0 = any free port")
-    standby_address: str | None = Field(
-        default=None,
-        description="HOST:PORT by which standbys reach standby_port; unset = broker.host, or the name of the machine if broker.host"
-        " stands for all its addresses",
+    standby_address: HostPort | None = Field(
+        default=None, description="HOST:PORT to which standbys connect; unset = standby_port at host, or at the name of the machine"
     )
     instance: Name | None = Field(
         default=None,
         description="Name of this broker in the election of the active broker; unset = derived from host name and data directory",
     )
-    failover: tuple[str, ...] = Field(
+    failover: HostPorts = Field(
         default=(),
         description="HOST:PORT of this broker and its standbys. The broker sends the list to each client that connects, for its failover",
     )
@@ -225,20 +235,6 @@ class Broker(AddressSettings):
             read[name] = SecretStr(password)
         return read
 
-    @field_validator("failover")
-    @classmethod
-    def _failover_addresses(cls, failover: tuple[str, ...]) -> tuple[str, ...]:
-        for address in failover:
-            _check_address(address)
-        return failover
-
-    @field_validator("standby_address")
-    @classmethod
-    def _standby_address(cls, address: str | None) -> str | None:
-        if address is not None:
-            _check_address(address)
-        return address
-
     @model_validator(mode="after")
     def _somebody_may_connect(self) -> Broker:
         if not self.users and not self.tls.client_ca and not self.anonymous_allowed:
@@ -261,12 +257,6 @@ class Broker(AddressSettings):
     def url_scheme(self) -> str:
         """Return the scheme of the URL that clients use."""
         return "amqps" if self.tls.enabled else "amqp"
-
-
-def _check_address(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{address!r} is not HOST:PORT")
 
 
 def is_hash(password: str) -> bool:
