@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from datetime import datetime
 from pathlib import Path
@@ -47,6 +48,16 @@ def _name(value: str) -> str:
     if not _NAME.fullmatch(value) or len(value) > NAME_MAX:
         raise ValueError(f"must be 1 to {NAME_MAX} letters, digits, '.', '_' and '-', the first a letter or digit")
     return value
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only processes of this machine can reach a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _host_port(value: str) -> str:

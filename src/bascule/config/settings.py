@@ -6,7 +6,6 @@ Every model is frozen and refuses unknown keys. Defaults are defined only here; 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import socket
 from pathlib import Path
 from typing import Literal
@@ -26,6 +25,7 @@ from bascule.config.fields import (
     Secret,
     Section,
     TopicName,
+    is_loopback,
     is_secret,
     located,
     read_secret,
@@ -50,16 +50,6 @@ from bascule.core.log import LogFormat, LogLevel, LogSettings
 from bascule.core.topics import BRIDGE_ID, MESSAGE_BYTES_MAX, PREFIX, JournalTopics
 
 MIB = 1 << 20
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only processes of this machine can reach a host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Bridge(Section):
@@ -159,8 +149,7 @@ class Broker(AddressSettings):
     takeover_after_s: float = Field(
         default=0.5,
         ge=0,
-        description="Replace a broker earlier if its connection to a standby was lost and it has not answered the standby through Kafka"
-        " for N seconds; 0 = wait for session_timeout_s",
+        description="Replace a broker that is cut off from a standby and silent in Kafka for N seconds; 0 = wait for session_timeout_s",
     )
     standby_port: Port = Field(default=0, description="Port for connections of standbys; 0 = any free port")
     standby_address: HostPort | None = Field(
