@@ -20,7 +20,7 @@ from bascule.kafka.broadcast import Broadcast
 from bascule.kafka.eviction import evict
 from bascule.server.descriptors import RESERVED, RESERVED_FOR_ADMIN
 from bascule.server.effects import LoopEffects, write_note
-from bascule.server.standbys import Refused, StandbyListener, watch
+from bascule.server.standbys import StandbyListener, watch
 
 log = get_log(__name__)
 
@@ -115,9 +115,9 @@ class Takeover(LoopEffects):
     async def _watch(self, attempt: int, elected: BrokerMessage) -> None:
         try:
             await watch(elected.host, elected.port, elected.member, lambda: self._protocol.connected(attempt))
-        except (Refused, OSError) as error:  # TimeoutError is an OSError
+        except OSError as error:  # TimeoutError is an OSError
             log.debug("connection to the elected broker lost", elected=elected.instance, error=repr(error))
-            self._protocol.lost(attempt, refused=isinstance(error, Refused))
+            self._protocol.lost(attempt, refused=isinstance(error, ConnectionError))
         else:
             self._protocol.dismissed(attempt)
 
