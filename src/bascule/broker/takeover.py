@@ -97,7 +97,7 @@ class MessageKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerMessage:
+class PeerMessage:
     """A message between the brokers of a journal.
 
     ``sender`` is the name of a process. ``challenge`` identifies a challenge of a sender. ``member`` and ``instance`` name a member of the
@@ -117,11 +117,11 @@ class BrokerMessage:
         return json.dumps(asdict(self)).encode()
 
 
-def decode(value: bytes | None) -> BrokerMessage | None:
+def decode(value: bytes | None) -> PeerMessage | None:
     """Return the message in a record, or None for anything else: whoever may write to the topic may write any bytes."""
     try:
         content = json.loads(value or b"")
-        message = BrokerMessage(**{**content, "kind": MessageKind(content["kind"])})
+        message = PeerMessage(**{**content, "kind": MessageKind(content["kind"])})
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     texts = (message.sender, message.challenge, message.instance, message.member, message.host)
@@ -130,7 +130,7 @@ def decode(value: bytes | None) -> BrokerMessage | None:
     return message if valid and all(type(text) is str and len(text) <= TEXT_MAX for text in texts) else None
 
 
-class TakeoverEffects(Protocol):
+class WatchEffects(Protocol):
     """The effects of a takeover."""
 
     def now_s(self) -> float:
@@ -141,15 +141,15 @@ class TakeoverEffects(Protocol):
         """Run an action after a delay."""
         ...
 
-    def send(self, message: BrokerMessage) -> None:
+    def send(self, message: PeerMessage) -> None:
         """Append a message to the topic. Every broker receives it, this one included, unless Kafka fails."""
         ...
 
-    def here(self) -> BrokerMessage:
+    def here(self) -> PeerMessage:
         """Return the answer of this broker, which is elected: its member of the group and the address for standbys."""
         ...
 
-    def connect(self, attempt: int, elected: BrokerMessage) -> None:
+    def connect(self, attempt: int, elected: PeerMessage) -> None:
         """Open a connection to the elected broker instead of the current one, and report its events with ``attempt``."""
         ...
 
@@ -161,7 +161,7 @@ class TakeoverEffects(Protocol):
         """Tell the standbys that this broker is no longer elected, and close their connections."""
         ...
 
-    def replace(self, elected: BrokerMessage) -> None:
+    def replace(self, elected: PeerMessage) -> None:
         """Remove a member from the group that elects, if it still is a member, and report ``replaced``."""
         ...
 
@@ -177,13 +177,13 @@ class TakeoverProtocol:
     acts, so an answer that was stored in time has been read by then, however late the sender reads.
     """
 
-    def __init__(self, effects: TakeoverEffects, name: str, answer_s: float) -> None:
+    def __init__(self, effects: WatchEffects, name: str, answer_s: float) -> None:
         """``name`` identifies this process. The elected broker has ``answer_s`` seconds to answer a challenge."""
         self._effects = effects
         self._name = name
         self._answer_s = answer_s
         self.state = WatchState.SEEKING
-        self._elected: BrokerMessage | None = None  # the answer of the elected broker, as far as is known
+        self._elected: PeerMessage | None = None  # the answer of the elected broker, as far as is known
         self._was_reached = False  # there was a connection to it
         self._attempt = 0  # number of the current connection
         self._connected_s = 0.0
@@ -251,7 +251,7 @@ class TakeoverProtocol:
 
     def _send_challenge(self) -> None:
         self._challenges += 1
-        self._effects.send(BrokerMessage(MessageKind.CHALLENGE, self._name, self._challenge))
+        self._effects.send(PeerMessage(MessageKind.CHALLENGE, self._name, self._challenge))
 
     @property
     def _challenge(self) -> str:
@@ -309,7 +309,7 @@ class TakeoverProtocol:
         if self._elected is None or self._effects.now_s() - due_s > LATE_S:
             self._begin_challenge()
             return
-        self._effects.send(BrokerMessage(MessageKind.CLAIM, self._name, self._challenge, self._elected.instance, self._elected.member))
+        self._effects.send(PeerMessage(MessageKind.CLAIM, self._name, self._challenge, self._elected.instance, self._elected.member))
         self._wait(STORED_S, self._begin_challenge)
 
     def replaced(self) -> None:
@@ -321,7 +321,7 @@ class TakeoverProtocol:
 
     # -- messages ------------------------------------------------------------------------------------------------------------
 
-    def received(self, message: BrokerMessage) -> None:
+    def received(self, message: PeerMessage) -> None:
         """Handle a message of any broker, in the order of the topic."""
         if message.sender == self._name:
             self._received_own(message)
@@ -335,7 +335,7 @@ class TakeoverProtocol:
             self._seeks = 0
             self._forget()
 
-    def _received_own(self, message: BrokerMessage) -> None:
+    def _received_own(self, message: PeerMessage) -> None:
         if self.state is not WatchState.CHALLENGING or message.challenge != self._challenge:
             return
         if message.kind is MessageKind.CHALLENGE:
@@ -347,7 +347,7 @@ class TakeoverProtocol:
             self._effects.note(Severity.WARNING, "replacing the elected broker", f"{elected.instance} has not answered a challenge")
             self._effects.replace(elected)
 
-    def _found(self, message: BrokerMessage) -> None:
+    def _found(self, message: PeerMessage) -> None:
         if self.state in (WatchState.REPLACING, WatchState.ELECTED):
             return
         is_new = self._elected is None or message.member != self._elected.member

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from datetime import datetime
 from pathlib import Path
@@ -47,6 +48,29 @@ def _name(value: str) -> str:
     if not _NAME.fullmatch(value) or len(value) > NAME_MAX:
         raise ValueError(f"must be 1 to {NAME_MAX} letters, digits, '.', '_' and '-', the first a letter or digit")
     return value
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only processes of this machine can reach a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_port(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{value!r} is not HOST:PORT")
+    return value
+
+
+def _host_ports(values: tuple[str, ...]) -> tuple[str, ...]:
+    for each in values:
+        _host_port(each)
+    return values
 
 
 def check_topic(value: str) -> str:
@@ -104,6 +128,8 @@ TopicName = Annotated[str, AfterValidator(check_topic)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]
 Start = Annotated[str, BeforeValidator(_start)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+HostPort = Annotated[str, AfterValidator(_host_port)]
+HostPorts = Annotated[tuple[str, ...], AfterValidator(_host_ports)]
 ClientSetting = bool | int | float | str
 
 

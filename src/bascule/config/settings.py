@@ -6,7 +6,6 @@ Every model is frozen and refuses unknown keys. Defaults are defined only here; 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import socket
 from pathlib import Path
 from typing import Literal
@@ -17,7 +16,20 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from bascule.amqp.scram import NAME as SCRAM
 from bascule.amqp.scram import Verifier
 from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition, contradiction
-from bascule.config.fields import ClientSetting, Name, Port, Secret, Section, TopicName, is_secret, located, read_secret
+from bascule.config.fields import (
+    ClientSetting,
+    HostPort,
+    HostPorts,
+    Name,
+    Port,
+    Secret,
+    Section,
+    TopicName,
+    is_loopback,
+    is_secret,
+    located,
+    read_secret,
+)
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
 from bascule.core.access import ANY_ROLE
@@ -40,16 +52,6 @@ from bascule.core.log import LogFormat, LogLevel, LogSettings
 from bascule.core.topics import BRIDGE_ID, MESSAGE_BYTES_MAX, PREFIX, JournalTopics
 
 MIB = 1 << 20
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only processes of this machine can reach a host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Bridge(Section):
@@ -154,20 +156,17 @@ class Broker(AddressSettings):
     takeover_after_s: float = Field(
         default=0.5,
         ge=0,
-        description="Replace a broker earlier if its connection to a standby was lost and it has not answered the standby through Kafka"
-        " for N seconds; 0 = wait for session_timeout_s",
+        description="Replace a broker that is cut off from a standby and silent in Kafka for N seconds; 0 = wait for session_timeout_s",
     )
     standby_port: Port = Field(default=0, description="Port for connections of standbys; 0 = any free port")
-    standby_address: str | None = Field(
-        default=None,
-        description="HOST:PORT by which standbys reach standby_port; unset = broker.host, or the name of the machine if broker.host"
-        " stands for all its addresses",
+    standby_address: HostPort | None = Field(
+        default=None, description="HOST:PORT to which standbys connect; unset = standby_port at host, or at the name of the machine"
     )
     instance: Name | None = Field(
         default=None,
         description="Name of this broker in the election of the active broker; unset = derived from host name and data directory",
     )
-    failover: tuple[str, ...] = Field(
+    failover: HostPorts = Field(
         default=(),
         description="HOST:PORT of this broker and its standbys. The broker sends the list to each client that connects, for its failover",
     )
@@ -232,20 +231,6 @@ class Broker(AddressSettings):
             read[name] = SecretStr(password)
         return read
 
-    @field_validator("failover")
-    @classmethod
-    def _failover_addresses(cls, failover: tuple[str, ...]) -> tuple[str, ...]:
-        for address in failover:
-            _check_address(address)
-        return failover
-
-    @field_validator("standby_address")
-    @classmethod
-    def _standby_address(cls, address: str | None) -> str | None:
-        if address is not None:
-            _check_address(address)
-        return address
-
     @model_validator(mode="after")
     def _somebody_may_connect(self) -> Broker:
         if not self.users and not self.tls.client_ca and not self.anonymous_allowed:
@@ -268,12 +253,6 @@ class Broker(AddressSettings):
     def url_scheme(self) -> str:
         """Return the scheme of the URL that clients use."""
         return "amqps" if self.tls.enabled else "amqp"
-
-
-def _check_address(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{address!r} is not HOST:PORT")
 
 
 def is_hash(password: str) -> bool:

@@ -35,7 +35,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from bascule.broker.errors import RequestFailed
-from bascule.config.settings import is_loopback
+from bascule.config.fields import is_loopback
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission

@@ -136,14 +136,10 @@ class _Standby(asyncio.Protocol):
             self._transport.abort()
 
 
-class Refused(Exception):
-    """Raised when the other end has reset or refused a connection, or has ended it without a word."""
-
-
 async def watch(host: str, port: int, member: str, on_connected: Callable[[], None]) -> None:
     """Connect to the elected broker, and return when it dismisses its standbys.
 
-    Raises Refused if the connection is reset, refused or ended; other OSErrors and TimeoutError if no connection can be made.
+    Raises ConnectionError if the connection is reset, refused or ended; other OSErrors and TimeoutError if no connection can be made.
     """
     writer: asyncio.StreamWriter | None = None
     try:
@@ -152,12 +148,12 @@ async def watch(host: str, port: int, member: str, on_connected: Callable[[], No
             writer.write(member.encode() + b"\n")
             welcomed = await reader.readline() == WELCOME
         if not welcomed:
-            raise Refused
+            raise ConnectionResetError("not welcome")
         on_connected()
         if await reader.readline() != DISMISSAL:
-            raise Refused
-    except (ConnectionError, ValueError) as error:  # ValueError: a line that is too long
-        raise Refused from error
+            raise ConnectionResetError("ended without a dismissal")
+    except ValueError as error:
+        raise ConnectionResetError("the line is too long") from error
     finally:
         if writer is not None:
             with suppress(OSError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from bascule.broker.takeover import BrokerMessage, MessageKind, TakeoverProtocol, WatchState, decode
+from bascule.broker.takeover import MessageKind, PeerMessage, TakeoverProtocol, WatchState, decode
 from bascule.config import Settings
 from bascule.core.effects import Severity
 from bascule.core.errors import BasculeError
@@ -20,7 +20,7 @@ from bascule.kafka.broadcast import Broadcast
 from bascule.kafka.eviction import evict
 from bascule.server.descriptors import RESERVED, RESERVED_FOR_ADMIN
 from bascule.server.effects import LoopEffects, write_note
-from bascule.server.standbys import Refused, StandbyListener, watch
+from bascule.server.standbys import StandbyListener, watch
 
 log = get_log(__name__)
 
@@ -87,37 +87,37 @@ class Takeover(LoopEffects):
             with suppress(RuntimeError):  # the loop may be closed
                 self._loop.call_soon_threadsafe(self._received, message)
 
-    def _received(self, message: BrokerMessage) -> None:
+    def _received(self, message: PeerMessage) -> None:
         if not self._closed:
             self._protocol.received(message)
 
-    # -- effects: see bascule.broker.takeover.TakeoverEffects ----------------------------------------------------------------
+    # -- effects: see bascule.broker.takeover.WatchEffects ----------------------------------------------------------------
 
-    def send(self, message: BrokerMessage) -> None:
+    def send(self, message: PeerMessage) -> None:
         """Append a message to the topic."""
         if self._broadcast is not None:
             self._broadcast.send(message.encode())
 
-    def here(self) -> BrokerMessage:
+    def here(self) -> PeerMessage:
         """Return the answer of this broker."""
         host, _, port = (self._settings.broker.standby_address or "").rpartition(":")
         if not host:
             host, port = _reachable(self._settings.broker.host), str(self._listener.port if self._listener is not None else 0)
-        return BrokerMessage(
+        return PeerMessage(
             MessageKind.HERE, self._name, instance=self._settings.instance, member=self._member(), host=host.strip("[]"), port=int(port)
         )
 
-    def connect(self, attempt: int, elected: BrokerMessage) -> None:
+    def connect(self, attempt: int, elected: PeerMessage) -> None:
         """Open a connection to the elected broker."""
         self.disconnect()
         self._watching = self._loop.create_task(self._watch(attempt, elected), name="watch-elected")
 
-    async def _watch(self, attempt: int, elected: BrokerMessage) -> None:
+    async def _watch(self, attempt: int, elected: PeerMessage) -> None:
         try:
             await watch(elected.host, elected.port, elected.member, lambda: self._protocol.connected(attempt))
-        except (Refused, OSError) as error:  # TimeoutError is an OSError
+        except OSError as error:  # TimeoutError is an OSError
             log.debug("connection to the elected broker lost", elected=elected.instance, error=repr(error))
-            self._protocol.lost(attempt, refused=isinstance(error, Refused))
+            self._protocol.lost(attempt, refused=isinstance(error, ConnectionError))
         else:
             self._protocol.dismissed(attempt)
 
@@ -132,11 +132,11 @@ class Takeover(LoopEffects):
         if self._listener is not None:
             self._listener.dismiss()
 
-    def replace(self, elected: BrokerMessage) -> None:
+    def replace(self, elected: PeerMessage) -> None:
         """Remove a member from the group that elects."""
         self.spawn(self._replace(elected))
 
-    async def _replace(self, elected: BrokerMessage) -> None:
+    async def _replace(self, elected: PeerMessage) -> None:
         names, timeout_s = self._settings.journal_topics, self._settings.broker.session_timeout_s
         try:
             removed = await self.off_loop(evict, self._kafka, names.brokers, names.journal, elected.instance, elected.member, timeout_s)

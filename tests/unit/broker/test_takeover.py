@@ -18,8 +18,8 @@ from bascule.broker.takeover import (
     STEADY_S,
     STORED_S,
     TEXT_MAX,
-    BrokerMessage,
     MessageKind,
+    PeerMessage,
     TakeoverProtocol,
     WatchEvent,
     WatchState,
@@ -53,7 +53,7 @@ class World:
         self.now_s = 0.0
         self.queue: list[Due] = []
         self.numbers = count()
-        self.topic: list[BrokerMessage] = []
+        self.topic: list[PeerMessage] = []
         self.brokers: list[Broker] = []
         self.members: list[Broker] = []  # of the group; the first one is elected
         self.delay_s = 0.01
@@ -73,7 +73,7 @@ class World:
                 due.action()
         self.now_s = end_s
 
-    def store(self, message: BrokerMessage) -> None:
+    def store(self, message: PeerMessage) -> None:
         self.topic.append(message)
         for broker in self.brokers:
             broker.fetch()
@@ -96,7 +96,7 @@ class World:
 
 
 class Broker:
-    """One broker of the model: bascule.broker.takeover.TakeoverEffects."""
+    """One broker of the model: bascule.broker.takeover.WatchEffects."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -129,19 +129,19 @@ class Broker:
         elif self.alive and protocol is self.protocol:
             action()
 
-    def send(self, message: BrokerMessage) -> None:
+    def send(self, message: PeerMessage) -> None:
         stored = decode(message.encode())
         assert stored == message
         self.world.after(self.world.random.random() * self.world.delay_s, lambda: self.world.store(message))
 
-    def here(self) -> BrokerMessage:
-        return BrokerMessage(MessageKind.HERE, f"{self.name}#{self.lives}", "", self.name, self.member, "host", 5)
+    def here(self) -> PeerMessage:
+        return PeerMessage(MessageKind.HERE, f"{self.name}#{self.lives}", "", self.name, self.member, "host", 5)
 
     @property
     def member(self) -> str:
         return f"{self.name}-{self.lives}"
 
-    def connect(self, attempt: int, elected: BrokerMessage) -> None:
+    def connect(self, attempt: int, elected: PeerMessage) -> None:
         self.disconnect()
         self.connects += 1
         target = next(each for each in self.world.brokers if each.name == elected.instance)
@@ -170,7 +170,7 @@ class Broker:
                 attempt, each.watched = each.watched[1], None
                 yield each, attempt
 
-    def replace(self, elected: BrokerMessage) -> None:
+    def replace(self, elected: PeerMessage) -> None:
         self.replaced.append(elected.member)
 
         def removed() -> None:
