@@ -1,5 +1,5 @@
 """The program of `spark-submit`: spark-submit OPTIONS submit.py pipelines --config FILE."""
 
-from bascule.cli.main import main
+import runpy
 
-main()
+runpy.run_module("bascule.cli", run_name="__main__")
