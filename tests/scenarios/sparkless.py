@@ -61,6 +61,7 @@ class Job:
         self.active = True
         self.error: Exception | None = None
         self.shipped = shipped
+        self.job_group = "group"
 
     def stop(self) -> None:
         self.active = False
@@ -104,6 +105,7 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver, "TransformingBatch", batch)
     patch.setattr(driver, "ResidentJob", Job)
     patch.setattr(driver, "cores", lambda *_: 2)
+    patch.setattr(driver, "waiting_stages", lambda *_: [])
     patch.setattr(driver.Driver, "_set_pool", lambda *_: None)
 
 

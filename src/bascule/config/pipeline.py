@@ -56,6 +56,10 @@ class Divert(Pipeline):
         description="MODULE:FUNCTION of a Python function that transforms a DataFrame of messages and treats each row by itself",
     )
     from_kafka: bool = Field(default=False, description="Whether the divert also takes messages that came from Kafka")
+    group: Name | None = Field(
+        default=None,
+        description="Group of diverts that are carried together, in one Spark task. If unset: the default group",
+    )
 
     @field_validator("from_address")
     @classmethod
@@ -133,6 +137,11 @@ class Ingress(Pipeline):
     key_as: str = Field(
         default=INGRESS_KEY_AS,
         description="Where the record key goes in addition to the property kafka_key: correlation-id, group-id, property:NAME or none",
+    )
+    tasks: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of Spark tasks over which the partitions of the topics are spread. If unset: as many as Spark has cores",
     )
 
     @field_validator("pattern")

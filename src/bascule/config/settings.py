@@ -32,6 +32,7 @@ from bascule.config.fields import (
 )
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
+from bascule.config.tls import BrokerTls, Tls
 from bascule.core.access import ANY_ROLE
 from bascule.core.defaults import (
     MAX_OFFSETS_PER_TRIGGER,
@@ -61,48 +62,6 @@ class Bridge(Section):
         default=BRIDGE_ID,
         description="Name of this bridge. It is part of the transactional ids and of the origin header that prevents loops",
     )
-
-
-class Tls(Section):
-    """TLS of a listener. If a certificate is set, the listener accepts no unencrypted connection."""
-
-    certificate: Path | None = Field(
-        default=None, description="PEM file with the certificate of the server and the certificates that signed it; unset = no TLS"
-    )
-    key: Path | None = Field(
-        default=None, description="PEM file with the private key of the certificate; unset = the key is in the certificate's file"
-    )
-    key_password: Secret | None = Field(default=None, description='Password of the private key, or "file:PATH" to read it from a file')
-
-    @property
-    def enabled(self) -> bool:
-        """Return whether the listener uses TLS."""
-        return self.certificate is not None
-
-    @model_validator(mode="after")
-    def _certificate_there(self) -> Tls:
-        if not self.enabled and (given := [key for key, value in self if value is not None and key in self.model_fields_set]):
-            raise ValueError(f"{given[0]} is set without certificate; nothing would be encrypted")
-        return self
-
-
-class BrokerTls(Tls):
-    """TLS of the AMQP listener."""
-
-    client_ca: Path | None = Field(
-        default=None,
-        description="PEM file with the authorities that sign client certificates. A client with such a certificate logs in under the"
-        " common name of the certificate (SASL EXTERNAL)",
-    )
-    client_certificate: Literal["optional", "required"] | None = Field(
-        default=None, description="Whether a client may or must present a certificate; unset = optional, if client_ca is set"
-    )
-
-    @model_validator(mode="after")
-    def _somebody_signs(self) -> BrokerTls:
-        if self.client_certificate and self.client_ca is None:
-            raise ValueError("client_certificate is set without client_ca; no certificate could be checked")
-        return self
 
 
 class Broker(AddressSettings):

@@ -15,7 +15,7 @@ from bascule.pipelines.divert import DivertEngine, JournalReader
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.registry import journal_position
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec, from_settings
-from bascule.writer.position import Position
+from bascule.writer.position import GROUP, Position
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
@@ -127,8 +127,9 @@ def audit_diverts(
 def _extent(pipelines: PipelinesSpec, divert: DivertSpec, stored: dict[str, Position]) -> tuple[int, int]:
     positions = Positions(pipelines, "")
     begun = stored.get(positions.begun_key(divert.name))
-    common, own = stored.get(positions.common_key), stored.get(positions.own_key(divert.name))
-    at = own or (common if common and divert.name in common.members else None)
+    # A divert whose group was changed in the file has its position in the earlier group until the pipelines start again.
+    shared = (at for key, at in stored.items() if key == positions.common_key or key.startswith(GROUP))
+    at = stored.get(positions.own_key(divert.name)) or next((at for at in shared if divert.name in at.members), None)
     return (begun.offset if begun else 0), (at.offset if at else 0)
 
 

@@ -30,6 +30,7 @@ from bascule.pipelines.jobs import Resident, ResidentJob, ResidentTasks, Running
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
 from bascule.pipelines.registry import joined
+from bascule.pipelines.slots import SlotWatch, waiting_stages
 from bascule.pipelines.spark import cores, journal_rows, kafka_range, kafka_stream, spark_session
 from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition, from_settings
 from bascule.pipelines.standby import DriverTurn
@@ -37,7 +38,7 @@ from bascule.pipelines.tasks import DivertTask, IngressTask, KnownDiverts
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
 from bascule.writer.claims import Claim
-from bascule.writer.position import COMMON, DIVERT, ENDED, INGRESS, Position, PositionLost, position_key
+from bascule.writer.position import COMMON, DIVERT, ENDED, INGRESS, Position, PositionLost, group_pipeline, position_key
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
@@ -78,6 +79,7 @@ class Driver:
         self._claims: dict[str, tuple[Claim, ...]] = {}
         self._mirrors: dict[str, LagMirror] = {}
         self._told: set[str] = set()
+        self._slots = SlotWatch()
         self._refresh_due_s = 0.0
         self._mirror_due_s = 0.0
 
@@ -110,13 +112,15 @@ class Driver:
         return True
 
     def poll(self) -> None:
-        """Check the queries, join diverts that have caught up, look for new topics, and publish the lag."""
+        """Check the queries, join diverts that have caught up, look for new topics and tasks without a slot, and publish the lag."""
         for query in list(self.queries.values()):
             query.check()
         self._join_those_near()
         now = time.monotonic()
         if now >= self._refresh_due_s:
             self._refresh_due_s = now + REFRESH_S
+            running = {query.running.job_group: name for name, query in self.queries.items() if query.running is not None}
+            self._slots.look(waiting_stages(self._spark, running), now)
             try:
                 self._refresh_ingresses()
             except Unavailable as error:
@@ -171,8 +175,13 @@ class Driver:
             return
         if plan is None:
             return
-        self._separate, self._known = set(plan.separate), KnownDiverts(frozenset(plan.parked), plan.removed, plan.end)
-        self._add(COMMON, lambda: self._divert_query(COMMON, self._positions.common_key))
+        self._separate, self._known = set(plan.separate), KnownDiverts(plan.covered_elsewhere(self._diverts), plan.removed, plan.end)
+        if plan.common_lost is not None:
+            self._add(COMMON, partial(_stopped, plan.common_lost))
+        elif not plan.vacant:
+            self._add(COMMON, lambda: self._divert_query(COMMON))
+        for pipeline in map(group_pipeline, plan.groups):
+            self._add(pipeline, lambda pipeline=pipeline: self._divert_query(pipeline))  # type: ignore[misc]
         for name in plan.separate:
             self._add(f"{DIVERT}{name}", lambda name=name: self._separate_query(name))  # type: ignore[misc]
         for name, loss in plan.lost.items():
@@ -180,19 +189,21 @@ class Driver:
 
     def _separate_query(self, name: str) -> Startable | None:
         self._settle_doubts()
-        return self._divert_query(f"{DIVERT}{name}", self._positions.own_key(name)) if name in self._separate else None
+        return self._divert_query(f"{DIVERT}{name}") if name in self._separate else None
 
-    def _divert_query(self, pool: str, key: str) -> Startable | None:
+    def _divert_query(self, pipeline: str) -> Startable | None:
+        key = self._positions.key_of(pipeline)
         position = self._positions.read(key)
-        if key == self._positions.common_key:
+        if not pipeline.startswith(DIVERT):
             self._settle_doubts()
-            if self._diverts and not (position.members or self._separate or self._known.removed):
-                return None  # all diverts are disabled
+        joining = any(self._group_of(name) == pipeline for name in self._separate)
+        if pipeline == COMMON and self._diverts and not (position.members or joining or self._known.removed):
+            return None  # all diverts are disabled
         task = self._divert_task(key, position)
         if not any(divert.transformed for divert in task.diverts):
-            return self._resident(pool, [task], committed=False)
+            return self._resident(pipeline, [task], committed=False)
         journal = journal_rows(kafka_stream(self._spark, self.pipelines, {(position.topic, position.partition): position.offset}))
-        writer = journal.writeStream.foreachBatch(crossing_batch(TransformingBatch(task, pool, self._set_pool)))
+        writer = journal.writeStream.foreachBatch(crossing_batch(TransformingBatch(task, pipeline, self._set_pool)))
         return lambda name, checkpoint: MicroBatches(writer, name, checkpoint, self.pipelines.trigger_interval_ms)
 
     def _resident(self, pool: str, tasks: Sequence[Resident], *, committed: bool) -> Startable:
@@ -211,7 +222,8 @@ class Driver:
     def _join_those_near(self) -> None:
         now = time.monotonic()
         due = sorted(name for name in self._separate if now >= self._join_due_s.get(name, 0.0) and self._runs(f"{DIVERT}{name}"))
-        if not due or not self._runs(COMMON):
+        due = [name for name in due if self._runs(self._group_of(name))]
+        if not due:
             return
         try:
             stored = self._positions.stored(IDLE_TIMEOUT_S)
@@ -219,7 +231,7 @@ class Driver:
             log.warning("could not read positions of diverts, will retry", error=str(error))
             return
         for name in due:
-            behind, ahead = (stored.get(key) for key in (self._positions.own_key(name), self._positions.common_key))
+            behind, ahead = (stored.get(self._positions.key_of(pipeline)) for pipeline in (f"{DIVERT}{name}", self._group_of(name)))
             if behind is not None and ahead is not None and abs(ahead.offset - behind.offset) <= JOIN_RECORDS:
                 self._join(name)
                 self._join_due_s[name] = time.monotonic() + JOIN_PAUSE_S
@@ -230,32 +242,37 @@ class Driver:
         return query in self.queries and self.queries[query].running is not None
 
     def _join(self, name: str) -> None:
-        """Join a divert with the others: stop both, bring the one behind to the offset of the other, and merge their positions.
+        """Join a divert with its group: stop both, bring the one behind to the offset of the other, and merge their positions.
 
         One transaction merges the positions.
         """
-        query, common = self.queries[f"{DIVERT}{name}"], self.queries[COMMON]
+        query, group = self.queries[f"{DIVERT}{name}"], self.queries[self._group_of(name)]
         query.stop()
-        common.stop()
-        key, common_key = self._positions.own_key(name), self._positions.common_key
+        group.stop()
+        key, group_key = self._positions.own_key(name), self._positions.key_of(group.name)
         try:
             crash.point("join.before")
-            own, shared = self._positions.read(key), self._positions.read(common_key)
+            own, shared = self._positions.read(key), self._positions.read(group_key)
             if own.offset < shared.offset:
                 own = self._catch_up(query.name, key, own, shared.offset)
             elif shared.offset < own.offset:
-                shared = self._catch_up(COMMON, common_key, shared, own.offset)
+                shared = self._catch_up(group.name, group_key, shared, own.offset)
             # From here on, the common position answers for a divert that is no longer configured.
             after = joined(shared, own if name in self._diverts else replace(own, members=()))
             crash.point("join.caught_up")
             self._in_doubt.add(name)
-            self._positions.move(common_key, shared, after, {key: None})
+            self._positions.move(group_key, shared, after, {key: None})
             crash.point("join.after")
             self._has_joined(name)
         except (BasculeError, PySparkException) as error:
             log.warning("could not join divert, will retry", divert=name, error=described(error))
         finally:
-            common.restart()
+            group.restart()
+
+    def _group_of(self, name: str) -> str:
+        """Return the pipeline that a divert with its own position joins. The default group answers for diverts that were removed."""
+        divert = self._diverts.get(name)
+        return COMMON if divert is None else group_pipeline(divert.group)
 
     def _settle_doubts(self) -> None:
         """Find out whether a join whose transaction failed was committed: then the divert has no position of its own.
@@ -296,7 +313,7 @@ class Driver:
         if not sources:
             log.warning("ingress has no topic yet", ingress=ingress.name, topics=ingress.topics or ingress.pattern)
             return None
-        count = min(len(claims), cores(self._spark, self.pipelines))
+        count = min(len(claims), ingress.tasks or cores(self._spark, self.pipelines))
         tasks = [IngressTask(self.pipelines, claims[number::count], ingress) for number in range(count)]
         return self._resident(pipeline, tasks, committed=True)
 
@@ -376,11 +393,9 @@ class Driver:
 
     def _keys_of(self, name: str) -> list[str]:
         """Return the keys of the positions of a query."""
-        if name == COMMON:
-            return [self._positions.common_key]
-        if name.startswith(DIVERT):
-            return [self._positions.own_key(name.removeprefix(DIVERT))]
-        return [position_key(name, *source) for source in self._sources.get(name.removeprefix(INGRESS), ())]
+        if name.startswith(INGRESS):
+            return [position_key(name, *source) for source in self._sources.get(name.removeprefix(INGRESS), ())]
+        return [self._positions.key_of(name)]
 
     def _mirror_of(self, name: str) -> LagMirror:
         if name not in self._mirrors:
@@ -392,8 +407,7 @@ class Driver:
 
         The broker shows the reason with the part of the journal that it keeps for them.
         """
-        own = {name: self._positions.own_key(name.removeprefix(DIVERT)) for name in reasons if name.startswith(DIVERT)}
-        keys = own | ({COMMON: self._positions.common_key} if COMMON in reasons else {})
+        keys = {name: self._positions.key_of(name) for name in reasons if not name.startswith(INGRESS)}
         # A successor that holds the positions reports them.
         if not keys or any(query.superseded for query in self.queries.values()):
             return

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S: Final = 10.0
 #: Interval, in seconds, at which the driver cancels a job until it has ended.
 CANCEL_S: Final = 0.2
+#: The local property under which Spark's status tracker finds a job.
+_JOB_GROUP: Final = "spark.jobGroup.id"
 #: A resident task returns no rows; Spark requires a schema.
 _NOTHING: Final = "nothing long"
 
@@ -89,9 +91,15 @@ class ResidentJob:
 
         def run() -> None:
             session.addTag(tag)
+            session.sparkContext.setLocalProperty(_JOB_GROUP, tag)
             frame.collect()
 
         self._ended = in_background(run, name)
+
+    @property
+    def job_group(self) -> str:
+        """Return the group of the job in Spark's status tracker."""
+        return self._tag
 
     @property
     def active(self) -> bool:
@@ -113,6 +121,11 @@ class ResidentJob:
 
 class Running(Protocol):
     """A query that was started."""
+
+    @property
+    def job_group(self) -> str:
+        """Return the group of the query's jobs in Spark's status tracker."""
+        ...
 
     @property
     def active(self) -> bool:

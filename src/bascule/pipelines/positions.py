@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from bascule.core import crash
@@ -22,19 +22,22 @@ from bascule.kafka.lineage import PartitionLineage
 from bascule.kafka.positions import PositionReader
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.pipelines.losses import LEAVE_OUT, loss_of
-from bascule.pipelines.registry import DivertPlan, journal_position, offset_of, plan_diverts
+from bascule.pipelines.registry import DivertPlan, KnownPositions, offset_of
 from bascule.pipelines.spec import EARLIEST, DivertSpec, PipelinesSpec, StartPosition
+from bascule.pipelines.takeover import Beginnings, JournalAtStart, StoredKeys, plan_takeover
 from bascule.writer.claims import Claim, Claims
-from bascule.writer.epochs import first_marks, taken_since
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import (
     BEGUN,
     COMMON,
+    DEFAULT_GROUP,
     DIVERT,
+    GROUP,
     INGRESS,
     POSITION_PARTITIONS,
     Position,
     PositionLost,
+    group_pipeline,
     lag_group,
     position_key,
     position_partition,
@@ -52,50 +55,6 @@ TAKEN_AT_ONCE = 8
 IDLE_TIMEOUT_S = 5.0
 #: The driver spends at most this time, in seconds, on idle sources. The others wait for the next round.
 PASSED_WITHIN_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Journal:
-    """The journal at the start of a driver."""
-
-    topic: str
-    partition: int
-    topic_id: str
-    history: TopicHistory
-    lineage: PartitionLineage
-    first: int
-    end: int
-    leader_epoch: int
-
-    def position(self, offset: int) -> Position:
-        """Return the position of a reader that begins at ``offset``."""
-        found = journal_position(self.topic, self.topic_id, self.partition, offset, self.history)
-        return replace(found, leader_epoch=self.leader_epoch)
-
-    def taken_since(self, position: Position | None) -> dict[str, int]:
-        """Return the offsets after ``position`` at which messages of exclusive diverts begin, by divert.
-
-        A position in an earlier journal is ignored. If no position covers the messages, the marks in them stand in for an epoch whose start
-        record was trimmed.
-        """
-        known = position if position is not None and position.topic_id == self.topic_id else None
-        unknown = first_marks(known, self.history, self.end) if known is None or known.vacant else {}
-        return taken_since(known, self.history, self.end) | unknown
-
-    def what_is_left(
-        self, own: Mapping[str, Position], diverts: tuple[DivertSpec, ...]
-    ) -> tuple[dict[str, Position], dict[str, PositionLost]]:
-        """Return the positions of diverts that do not share the common position, and why those of them that are enabled cannot continue.
-
-        A removed divert whose position is lost gets the first offset of the journal, because nobody knows what it took in the rest.
-        """
-        found = {name: loss_of(f"{DIVERT}{name}", at, self.topic_id, self.first, self.lineage) for name, at in own.items()}
-        losses = {name: loss for name, loss in found.items() if loss is not None}
-        removed = losses.keys() - {divert.name for divert in diverts}
-        for name in removed:
-            log.error("unread records of a removed divert deleted", divert=name, reason=str(losses[name]))
-        left = {name: replace(self.position(self.first), exclusive=(name,), members=(name,)) for name in removed}
-        return {**own, **left}, {divert.name: losses[divert.name] for divert in diverts if divert.enabled and divert.name in losses}
 
 
 class Positions:
@@ -133,7 +92,7 @@ class Positions:
 
         Otherwise readers of the topics, including the positions topic, wait until Kafka aborts the transactions, which may take minutes.
         """
-        keys = (key for key in self._seen_keys() if key.startswith((f"{COMMON}/", DIVERT, INGRESS)))  # not the sinks of users' jobs
+        keys = (key for key in self._seen_keys() if key.startswith((f"{COMMON}/", GROUP, DIVERT, INGRESS)))  # not the sinks of users' jobs
         end_open_transactions(self.pipelines.kafka, map(self.pipelines.transactional_id, keys))
 
     def look_at_transactions(self) -> None:
@@ -161,12 +120,15 @@ class Positions:
         return Claim(key, position.topic, position.topic_id, position.partition, position.owner, position.members)
 
     def take_diverts(self, diverts: tuple[DivertSpec, ...], topic_id: str) -> DivertPlan | None:
-        """Register new diverts, park disabled ones, forget removed ones, and take over all of their positions.
+        """Register new diverts, park disabled ones, forget removed ones, move those of another group, and take over all positions.
 
         One transaction under the common transactional id writes all positions. It compares only the common position: this run has already
         written owners that nobody else knows into the others, after the common one, so a driver that starts meanwhile makes the transaction
-        fail. Returns None if there is nothing to do: no divert is configured, and earlier ones have left nothing. Raises PositionLost (for
-        the common position only) and PositionMoved.
+        fail. The positions of groups are taken before those of single diverts: the join of an earlier driver compares the position of a
+        group, so the join is complete before this run reads the divert's own position, or it fails.
+
+        Returns None if there is nothing to do: no divert is configured, and earlier ones have left nothing. Raises PositionLost (for the
+        common position, if no divert has another group) and PositionMoved.
         """
         topic, partition = self.pipelines.topics.journal, self.pipelines.topics.partition
         history, lineage = self._looks(topic, partition)
@@ -174,79 +136,45 @@ class Positions:
         end = run_blocking(lineage.end())
         with closing(self.writer(self.common_key)) as common_writer:
             common = self._take(common_writer, self.common_key)
-            keys = self._seen_keys()
-            kept, begun = (
-                {key.partition("/")[0].removeprefix(prefix): key for key in keys if key.startswith(prefix)} for prefix in (DIVERT, BEGUN)
-            )
-            own = {name: found for name, key in kept.items() if (found := self._taken(key, self.common_key)) is not None}
-            self._check(COMMON, topic, partition, topic_id, common, history, lineage)
-            if common is not None and not common.vacant and end.offset < common.offset:
+            stored = StoredKeys.of(self._seen_keys())
+            groups, own = self._taken_all(stored.groups), self._taken_all(stored.own)
+            common_lost = self._loss_of_common(common, topic_id, diverts, history, lineage)
+            if common is not None and not common.vacant and common_lost is None and end.offset < common.offset:
                 raise Unavailable(f"stale end offset {end.offset} of journal {topic!r}: the Kafka node is cut off from the cluster")
-            journal = _Journal(topic, partition, topic_id, history, lineage, history.earliest(), *end)
-
-            def has_begun(name: str) -> bool:
-                return name in begun and self._stored(begun[name]) is not None
-
-            own, lost = journal.what_is_left(own, diverts)
-            fit = tuple(replace(divert, enabled=divert.enabled and divert.name not in lost) for divert in diverts)
-            plan = self._plan(fit, common, own, has_begun, journal)
+            journal = JournalAtStart(topic, partition, topic_id, history, lineage, history.earliest(), *end)
+            beginnings = Beginnings(
+                lambda name: name in stored.begun and self._stored(stored.begun[name]) is not None, self.pipelines.topics.positions
+            )
+            plan = plan_takeover(diverts, KnownPositions(common, own, groups=groups), beginnings, journal, common_lost)
             if plan is None:
                 return None
+            plan = plan.owned_by(partial(self._claims.name, self.common_key))
             configured = {divert.name for divert in diverts}
-            others: dict[str, Position | None] = dict.fromkeys(kept.values())
-            others |= dict.fromkeys(key for name, key in begun.items() if name not in configured)
+            others: dict[str, Position | None] = dict.fromkeys([*stored.groups.values(), *stored.own.values()])
+            others |= dict.fromkeys(key for name, key in stored.begun.items() if name not in configured)
             others |= {self.begun_key(name): position for name, position in plan.new.items()}
-            others |= {self.own_key(name): position for name, position in (plan.separate | plan.parked).items()}
+            others |= {self.own_key(name): position for name, position in (plan.separate | plan.parked | plan.untouched).items()}
+            others |= {self.group_key(group): position for group, position in plan.groups.items()}
             crash.point("driver.take.before")
             common_writer.write([], common, plan.common, others)
-            self._claims.hold([self.common_key, *map(self.own_key, plan.separate)])
+            self._claims.hold([self.common_key, *map(self.group_key, plan.groups), *map(self.own_key, plan.separate)])
             crash.point("driver.take.after")
-            return None if plan.common.vacant else replace(plan, lost=lost)
+            return None if plan.idle else plan
 
-    def _plan(
-        self, diverts: tuple[DivertSpec, ...], stored: Position | None, own: Mapping[str, Position], has_begun: Callable[[str], bool],
-        journal: _Journal,
-    ) -> DivertPlan | None:  # fmt: skip
-        """Return the plan with this run as owner.
+    def _taken_all(self, keys: Mapping[str, str]) -> dict[str, Position]:
+        return {name: found for name, key in keys.items() if (found := self._taken(key, self.common_key)) is not None}
 
-        Messages that exclusive diverts took and no position covers are looked up in the journal.
-        """
-        common = None if stored is None or stored.vacant else stored
-        if not diverts and common is None:
-            return None
-        configured = {divert.name for divert in diverts}
-        taken = journal.taken_since(stored)
-        # A divert that has its own position and is no longer configured still answers for the messages that it took. The common position
-        # answers for all others.
-        own = {name: at for name, at in own.items() if name in configured or name in taken or name in journal.taken_since(at)}
-        unclaimed = taken.keys() - {*own, *(common.members if common else ())}
-        if common is not None:
-            unclaimed &= configured
-
-        def at(offset: int) -> Position:
-            return replace(common, members=(), owner="") if common is not None and offset == common.offset else journal.position(offset)
-
-        def start_of(divert: DivertSpec) -> Position:
-            if has_begun(divert.name):
-                topic = self.pipelines.topics.positions
-                raise PositionLost(f"the position of divert {divert.name!r} is lost: the divert has run before. Restore topic {topic!r}")
-            return at(min(offset_of(divert.start, journal.history), journal.end))
-
-        plan = plan_diverts(diverts, common, own, start_of, {name: at(taken[name]) for name in unclaimed if not has_begun(name)})
-        if plan is None:
-            return None
-        if not diverts and not taken and not plan.separate:
-            # Nothing of earlier diverts is left to answer for.
-            return replace(plan, common=replace(plan.common, offset=journal.end, epoch=journal.end, exclusive=(), owner=""))
-        owner = self._claims.name(self.common_key)
-        return DivertPlan(
-            replace(plan.common, owner=owner),
-            {name: replace(position, owner=owner) for name, position in plan.separate.items()},
-            {name: replace(position, owner="") for name, position in plan.parked.items()},
-            plan.new,
-            frozenset({*own, *taken} - configured),
-            journal.end,
-        )
+    def _loss_of_common(
+        self, common: Position | None, topic_id: str, diverts: tuple[DivertSpec, ...], history: TopicHistory, lineage: PartitionLineage
+    ) -> PositionLost | None:
+        """Return why the default group cannot continue, while diverts of other groups can. Raises PositionLost if there are none."""
+        try:
+            self._check(COMMON, self.pipelines.topics.journal, self.pipelines.topics.partition, topic_id, common, history, lineage)
+        except PositionLost as lost:
+            if common is None or all(divert.group == DEFAULT_GROUP for divert in diverts):
+                raise
+            return lost
+        return None
 
     def take_sources(
         self, pipeline: str, sources: Mapping[Source, str], start: StartPosition, names: Callable[[str], bool] = lambda _: True
@@ -341,18 +269,23 @@ class Positions:
 
     @property
     def common_key(self) -> str:
-        """Return the key of the position that the diverts share."""
-        return self._key(COMMON)
+        """Return the key of the position that the diverts of the default group share."""
+        return self.key_of(COMMON)
 
     def own_key(self, divert: str) -> str:
         """Return the key of a divert's own position."""
-        return self._key(f"{DIVERT}{divert}")
+        return self.key_of(f"{DIVERT}{divert}")
+
+    def group_key(self, group: str) -> str:
+        """Return the key of the position that the diverts of a group share."""
+        return self.key_of(group_pipeline(group))
 
     def begun_key(self, divert: str) -> str:
         """Return the key of the position at which a divert once began."""
-        return self._key(f"{BEGUN}{divert}")
+        return self.key_of(f"{BEGUN}{divert}")
 
-    def _key(self, pipeline: str) -> str:
+    def key_of(self, pipeline: str) -> str:
+        """Return the key of a position in the journal by the name of its pipeline."""
         return position_key(pipeline, self.pipelines.topics.journal, self.pipelines.topics.partition)
 
     def _taken(self, key: str, leader: str) -> Position | None:

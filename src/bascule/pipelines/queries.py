@@ -38,6 +38,11 @@ class MicroBatches:
         )
 
     @property
+    def job_group(self) -> str:
+        """Return the id of this run, which Spark uses as the group of its jobs."""
+        return str(self._query.runId)
+
+    @property
     def active(self) -> bool:
         """Return True until the query has ended."""
         return self._query.isActive

@@ -24,6 +24,7 @@ from bascule.core.defaults import (
 )
 from bascule.core.destination import Routing
 from bascule.core.topics import MESSAGE_BYTES_MAX, JournalTopics
+from bascule.writer.position import DEFAULT_GROUP
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
@@ -55,6 +56,7 @@ class DivertSpec:
     select: tuple[str, ...] = ()
     function: str | None = None
     enabled: bool = True
+    group: str = DEFAULT_GROUP
 
     @property
     def transformed(self) -> bool:
@@ -67,7 +69,7 @@ class IngressSpec:
     """An ingress of Kafka records of ``topics``, or of topics that match ``pattern``, to the address of ``target``.
 
     ``target`` and ``reply_to`` may contain ``${topic}`` and ``${header:NAME}``. If ``reply_to`` is empty, JMSReplyTo comes from the headers
-    of the record.
+    of the record. ``tasks`` is the number of Spark tasks over which the source partitions are spread, or None for one for each core.
     """
 
     name: str
@@ -81,6 +83,7 @@ class IngressSpec:
     key_as: str = INGRESS_KEY_AS
     reply_to: str = ""
     enabled: bool = True
+    tasks: int | None = None
 
     def names(self, topic: str) -> bool:
         """Return True if the ingress reads a topic with this name."""
@@ -133,6 +136,7 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
             DivertSpec(
                 name=one.name, source=one.from_address, target=one.to, selector=one.selector, key=one.key, exclusive=one.exclusive,
                 start=_start(one), from_kafka=one.from_kafka, select=tuple(one.select), function=one.python, enabled=one.enabled,
+                group=one.group or DEFAULT_GROUP,
             )
             for one in settings.divert
         ),
@@ -140,6 +144,7 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
             IngressSpec(
                 name=one.name, target=one.to, topics=tuple(one.topics), pattern=one.pattern, routing=one.routing_type, body=one.body,
                 start=_start(one), unbound=one.unbound, key_as=one.key_as, reply_to=one.reply_to, enabled=one.enabled,
+                tasks=one.tasks,
             )
             for one in settings.ingress
         ),

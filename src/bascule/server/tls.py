@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from pathlib import Path
 
-from bascule.config.settings import BrokerTls, Tls
+from bascule.config.tls import BrokerTls, Tls
 from bascule.core.errors import InvalidInput
 
 

@@ -99,11 +99,13 @@ class PipelineHoldsProtocol:
             common = None  # in an earlier journal of the same name
         if self._taken is None or self._taken[0] != common:  # the result changes with an epoch and with the position
             self._taken = common, await self._effects.taken_since(common, end)
+        covered = {name for _, position in self._in_journal(stored) for name in position.members}
         return {
             position_key(f"{DIVERT}{name}", self._topic, self._partition): Position(
                 self._topic, "", self._partition, offset, members=(name,)
             )
             for name, offset in self._taken[1].items()
+            if name not in covered
         }
 
     # -- why a pipeline does not move ----------------------------------------------------------------------------------

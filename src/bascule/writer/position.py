@@ -18,9 +18,13 @@ VERSION = 2
 VERSIONS_READ = (1, VERSION)
 #: An unknown leader epoch: in a position of version 1, and if Kafka does not report one.
 UNKNOWN_EPOCH = -1
-#: Pipeline name of the common position. A divert with its own position has the name DIVERT followed by its own name.
+#: Pipeline name of the common position, which is the position of the default group. The position of another group has the name GROUP
+#: followed by the name of the group, and a divert with its own position has the name DIVERT followed by its own name.
 COMMON = "diverts"
+GROUP = "group:"
 DIVERT = "divert:"
+#: The name of the group of diverts without a group.
+DEFAULT_GROUP = ""
 #: Prefix of the pipeline name of an ingress.
 INGRESS = "ingress:"
 #: Number of partitions for the keys: enough that a writer seldom waits for the open transaction of another writer.
@@ -101,6 +105,11 @@ _JSON: Final = json.JSONEncoder(separators=(",", ":"))
 def position_key(pipeline: str, topic: str, partition: int) -> str:
     """Return the key of a pipeline's position in a source partition."""
     return f"{pipeline}/{topic}/{partition}"
+
+
+def group_pipeline(group: str) -> str:
+    """Return the pipeline name of the position that the diverts of a group share."""
+    return COMMON if group == DEFAULT_GROUP else f"{GROUP}{group}"
 
 
 def lag_group(prefix: str, bridge: str, pipeline: str) -> str:

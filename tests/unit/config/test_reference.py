@@ -17,7 +17,8 @@ from bascule.config.address import Address, AddressSettings, QueueDefinition, To
 from bascule.config.fields import Section
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
-from bascule.config.settings import MIB, Broker, BrokerTls, Settings, Tls
+from bascule.config.settings import MIB, Broker, Settings
+from bascule.config.tls import BrokerTls, Tls
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 SECTIONS: dict[str, type[BaseModel]] = {

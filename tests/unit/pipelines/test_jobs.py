@@ -38,6 +38,7 @@ class Session:
     def __init__(self) -> None:
         self.cancelled = threading.Event()
         self.tags: list[str] = []
+        self.names: dict[str, str] = {}
         self.asked: list[tuple[int, ...]] = []
         self.deaf = 0  # cancellations that it does not hear
 
@@ -52,6 +53,13 @@ class Session:
 
     def collect(self) -> None:
         assert list(self._run(iter(()))) == []
+
+    @property
+    def sparkContext(self) -> Session:
+        return self
+
+    def setLocalProperty(self, name: str, value: str) -> None:
+        self.names[name] = value
 
     def addTag(self, tag: str) -> None:
         self.tags.append(tag)
@@ -76,6 +84,7 @@ def test_job_has_a_partition_for_each_task_and_runs_until_it_is_cancelled() -> N
     assert not running.active
     assert running.failure() is None
     assert session.asked == [(0, 2, 1, 2)]
+    assert session.names == {"spark.jobGroup.id": running.job_group}
     assert [task.ran for task in tasks] == [1, 0]
 
 

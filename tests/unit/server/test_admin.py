@@ -13,7 +13,7 @@ import pytest
 
 from bascule.broker.administration import InUse
 from bascule.broker.errors import UnknownAddress
-from bascule.config.settings import Tls
+from bascule.config.tls import Tls
 from bascule.core.errors import Unavailable
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 from bascule.embedded.process import PortInUse

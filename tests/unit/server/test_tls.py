@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bascule.config.settings import BrokerTls, Tls
+from bascule.config.tls import BrokerTls, Tls
 from bascule.core.errors import InvalidInput
 from bascule.server.tls import amqp_tls, certified_name, client_context, server_context
 from tests.support.certificates import Authority, Certificate

@@ -12,7 +12,7 @@ from bascule.broker.snapshot import Snapshot
 from bascule.core.effects import run_blocking
 from bascule.journal.offsets import OffsetMap
 from bascule.writer.pipeline_holds import ALL_DISABLED, DISABLED, UNTOLD, PipelineHoldsProtocol
-from bascule.writer.position import BEGUN, COMMON, DIVERT, ENDED, Position, position_key
+from bascule.writer.position import BEGUN, COMMON, DIVERT, ENDED, GROUP, Position, position_key
 
 JOURNAL, ID = "bascule.journal", "id"
 END = 100
@@ -150,6 +150,12 @@ def test_exclusive_marks_are_searched_again_only_after_common_position_changed(s
 def test_stored_position_of_divert_takes_precedence_over_exclusive_marks(state: HoldState) -> None:
     state.taken, state.positions = {"x": 12}, {position_key(f"{DIVERT}x", JOURNAL, 0): at(30, "x")}
     assert holds(state) == {f"{DIVERT}x": (30, "")}
+
+
+def test_position_of_a_group_covers_messages_that_its_exclusive_members_took(state: HoldState) -> None:
+    group = position_key(f"{GROUP}g", JOURNAL, 0)
+    state.taken, state.positions = {"x": 12, "y": 20}, {COMMON_KEY: at(10, owner=""), group: at(30, "x")}
+    assert holds(state) == {f"{GROUP}g": (30, ""), f"{DIVERT}y": (20, UNTOLD)}
 
 
 # -- reasons of stalled pipelines -------------------------------------------------------------------------------------------
