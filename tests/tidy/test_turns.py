@@ -71,6 +71,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "appends in flight: IN_FLIGHT_MAX": (
         "broker/epoch.py EpochProtocol._append_closed", "broker/epoch.py EpochProtocol._settle", "server/life.py BrokerLife.check_room",
     ),
+    "the connections of standbys: PENDING_MAX and STANDBYS_MAX": ("server/standbys.py StandbyListener.dismiss",),
     "one snapshot waits at a time": ("broker/journaling.py Journaling._look_between",),
     "the acknowledgements and entries of one record: RECORD_BYTES_MAX": (
         "broker/journaling.py AtomicEntries._take_back", "broker/journaling.py Journaling.flush",

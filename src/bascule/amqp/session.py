@@ -29,20 +29,7 @@ from bascule.amqp.frames import frame_head, shortened_state
 from bascule.amqp.limits import LINK_NAME_LENGTH_MAX
 from bascule.amqp.link import SERIAL_HALF, Link, ReceiverLink, SenderLink
 from bascule.amqp.outgoing import Buffer, JoinedParts, OutgoingDeliveries, OutgoingDelivery
-from bascule.amqp.performatives import (
-    UINT_MAX,
-    Attach,
-    Begin,
-    Coordinator,
-    Detach,
-    Disposition,
-    End,
-    Error,
-    Flow,
-    Source,
-    Target,
-    Transfer,
-)
+from bascule.amqp.performatives import UINT_MAX, Attach, Begin, Coordinator, Detach, Disposition, End, Error, Flow, Source, Target, Transfer
 from bascule.amqp.states import SESSION, LinkState, SessionInput, SessionState
 from bascule.amqp.unsettled import SETTLED_LISTED_MAX, SentDeliveries, Unsettled
 

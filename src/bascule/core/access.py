@@ -13,7 +13,7 @@ from typing import Final
 from bascule.core.address_index import AddressIndex
 from bascule.core.caches import peer_cache
 from bascule.core.destination import specificity
-from bascule.core.permissions import Decision, Permission, Unauthorized
+from bascule.core.permissions import AccessDecision, Permission, Unauthorized
 
 #: In a rule: all clients, whatever their roles.
 ANY_ROLE: Final = "*"
@@ -50,16 +50,16 @@ class AccessRules:
         """Return whether ``user`` may use a durable subscription that ``owner`` has made ("" for the broker's owner)."""
         return owner in ("", user)
 
-    def decide(self, user: str, permission: Permission, address: str) -> Decision:
+    def decide(self, user: str, permission: Permission, address: str) -> AccessDecision:
         """Return whether ``user`` has ``permission`` on ``address``, and why."""
         rule = _deciding(self, address)
         if rule is None:
-            return Decision(False, None, f"no [[permission]] matches address {address!r}, so nobody has any permission on it")
+            return AccessDecision(False, None, f"no [[permission]] matches address {address!r}, so nobody has any permission on it")
         roles = rule.roles.get(permission, frozenset())
         has = ", ".join(sorted(self._roles.get(user, ()))) or "no role"
         gives = ", ".join(sorted(roles)) or "nobody"
         allowed = self._given(rule, user, permission)
-        return Decision(
+        return AccessDecision(
             allowed, rule.match, f"[[permission]] {rule.match!r} gives {permission.value!r} to {gives}; user {user!r} has {has}"
         )
 

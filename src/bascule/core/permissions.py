@@ -59,7 +59,7 @@ class Unauthorized(BasculeError):
         self.address = address
 
 
-class Decision(NamedTuple):
+class AccessDecision(NamedTuple):
     """The answer to a question for a permission. ``rule`` is the pattern of the rule that decides, or None if no rule matches."""
 
     allowed: bool
@@ -88,6 +88,6 @@ class AllowAll:
         """Allow the use."""
         return True
 
-    def decide(self, _user: str, _permission: Permission, _address: str) -> Decision:
+    def decide(self, _user: str, _permission: Permission, _address: str) -> AccessDecision:
         """Return that everything is allowed."""
-        return Decision(True, None, "there is no [[permission]], so everything is allowed")
+        return AccessDecision(True, None, "there is no [[permission]], so everything is allowed")
