@@ -64,7 +64,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "server/spill.py SpillFiles.close",
     ),
     "the steps of the turn": (
-        "broker/delivery.py Deliveries.dispatch", "broker/duplicates.py DuplicateWindows._sweep",
+        "broker/duplicates.py DuplicateWindows._sweep",
         "broker/ingress_tail.py IngressTaking._take", "broker/journaling.py Journaling.carry_out", "broker/turns.py Turns.go_on",
     ),
     "FREED_AT_ONCE producers, and a list of all that wait": ("broker/memory.py MemoryAccount._free_some",),
