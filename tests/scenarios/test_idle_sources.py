@@ -112,20 +112,6 @@ def test_advance_of_an_idle_source_skips_no_record(source: Source, taken: int) -
         source.take("second")
 
 
-@pytest.mark.on_mock_cluster
-def test_running_task_commits_after_its_idle_source_was_advanced(source: Source) -> None:
-    source.put()
-    position = source.carry(source.take("first"), RECORDS)
-    claim = source.positions.claim(source.key, position)
-    with Carrier(source.pipelines, claim, held_position(source.pipelines, claim)) as task:
-        assert source.pass_over(position) == source.end()
-        source.put()
-        for offset in range(RECORDS + 1, 2 * RECORDS + 1):
-            task.reach(SeenRecord(offset, None, b""))
-        task.commit()
-    assert source.positions.stored()[source.key].offset == 2 * RECORDS + 1
-
-
 @pytest.mark.parametrize("offset", [RECORDS - 1, RECORDS + 2])
 def test_task_fails_if_position_is_not_between_its_claim_and_its_first_record(source: Source, offset: int) -> None:
     source.put()

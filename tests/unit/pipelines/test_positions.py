@@ -23,7 +23,6 @@ from tests.scenarios.test_idle_sources import (  # noqa: F401 - the same on the 
     source,
     test_advance_of_an_idle_source_skips_no_record,
     test_position_taken_by_another_driver_is_not_advanced,
-    test_running_task_commits_after_its_idle_source_was_advanced,
     test_source_read_to_its_end_is_not_queried,
 )
 from tests.scenarios.test_positions import (  # noqa: F401
