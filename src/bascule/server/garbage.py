@@ -26,11 +26,19 @@ class GarbageCollection:
 
     def __init__(self) -> None:
         self._gone = 0
+        self._thresholds = gc.get_threshold()
 
     def start(self) -> None:
         """Collect in short pauses from now on."""
+        self._thresholds = gc.get_threshold()
         gc.set_threshold(*GC_THRESHOLDS)
         gc.callbacks.append(self.freeze_survivors)
+
+    def stop(self) -> None:
+        """Collect as before, for the other users of a process that goes on."""
+        gc.callbacks.remove(self.freeze_survivors)
+        gc.set_threshold(*self._thresholds)
+        gc.unfreeze()
 
     @staticmethod
     def freeze_survivors(phase: str, info: dict[str, int]) -> None:

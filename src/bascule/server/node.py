@@ -344,4 +344,7 @@ def run_broker(settings: Settings, *, on_ready: Callable[[int, int], None], on_s
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _alone_in(Path(settings.embedded.data_dir)):
         node = Node(settings)
         node.garbage.start()
-        runner.run(node.run(on_ready, on_standby))
+        try:
+            runner.run(node.run(on_ready, on_standby))
+        finally:
+            node.garbage.stop()

@@ -402,10 +402,10 @@ async def test_admin_server_reports_status_and_health(kafka: KafkaInMemory, tmp_
 
 @pytest.fixture
 def _own_tuning() -> Iterator[None]:
-    """Restore the settings of the test process that a broker changes."""
-    thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
+    """Restore the setting of the test process that a broker changes, and check that it changes no other."""
+    collection, interval_s = (gc.get_threshold(), list(gc.callbacks)), sys.getswitchinterval()
     yield
-    gc.set_threshold(*thresholds)
+    assert (gc.get_threshold(), list(gc.callbacks)) == collection
     sys.setswitchinterval(interval_s)
 
 

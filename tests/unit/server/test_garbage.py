@@ -18,7 +18,6 @@ MESSAGES = 1_200_000
 @pytest.fixture
 def collection() -> Iterator[GarbageCollection]:
     """Return the garbage collection of a broker, in this process."""
-    before = gc.get_threshold()
     gc.collect()
     gc.freeze()
     # The collector defers a full collection until a quarter of the survivors of the last one are new. Count survivors of this test only.
@@ -26,9 +25,7 @@ def collection() -> Iterator[GarbageCollection]:
     collection = GarbageCollection()
     collection.start()
     yield collection
-    gc.callbacks.remove(collection.freeze_survivors)
-    gc.set_threshold(*before)
-    gc.unfreeze()
+    collection.stop()
 
 
 class Cycle:
@@ -87,3 +84,13 @@ def test_frozen_objects_of_clients_are_freed_after_many_have_gone_while_few_mess
     del client
     collection.clients_gone(gone, messages)
     assert (found() is None) is freed
+
+
+def test_stopped_collection_leaves_thresholds_callbacks_and_objects_as_they_were() -> None:
+    before = gc.get_threshold(), list(gc.callbacks), gc.get_freeze_count()
+    collection = GarbageCollection()
+    collection.start()
+    gc.collect()
+    assert gc.get_freeze_count() > 0
+    collection.stop()
+    assert (gc.get_threshold(), list(gc.callbacks), gc.get_freeze_count()) == before

@@ -15,6 +15,8 @@ from bascule.adapter.inbound.activation import Activation
 from bascule.adapter.inbound.worker_pool import WorkerPool
 from bascule.amqp.connection import Connection
 from bascule.amqp.events import ConnectionClosed
+from bascule.cli.load import Load
+from bascule.cli.load_plan import LoadPlan
 from bascule.client import ConnectionFactory, ConnectionLost, Queue
 from bascule.client.session import ClientSession
 from bascule.core.errors import BasculeError, Unavailable
@@ -80,6 +82,7 @@ OWNED = {
     ("adapter/inbound/activation.py", "take"): "test_activation_stops_and_says_why_when_thread_fails",
     ("adapter/inbound/worker_pool.py", "watch"): "test_activation_stops_and_says_why_when_thread_fails",
     ("adapter/inbound/worker_pool.py", "worker"): "test_activation_stops_and_says_why_when_thread_fails",
+    ("cli/load.py", "bascule-bench"): "test_failed_thread_of_a_load_is_an_error_of_its_report",
     ("client/blocking.py", "listener"): "test_failed_listener_thread_is_reported_and_closes_the_connection",
     ("client/thread.py", "connection"): "test_error_that_ends_connection_thread_is_reported",
     ("kafka/compacted.py", "appender"): "test_appender_with_failed_thread_uses_new_client",
@@ -148,6 +151,13 @@ def test_failed_listener_thread_is_reported_and_closes_the_connection(monkeypatc
         assert not context.connected
         wait_for(lambda: closed, "the broker to hear of the end, which takes back what was not acknowledged")
         context.close(timeout_s=1)
+
+
+def test_failed_thread_of_a_load_is_an_error_of_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Load, "_marks", fail)
+    with server(obliging) as url:
+        found = Load(ConnectionFactory(url), LoadPlan(consumers=0, topic=True, warm_up_s=0, seconds=0.1, arrival_s=1)).run()
+    assert (found.errors, found.examples) == ({"AssertionError": 1}, {"AssertionError": "injected"})
 
 
 def fail(*_: object, **__: object) -> None:
