@@ -219,6 +219,7 @@ OTHERS: Final = {
     "amqp.performatives.USHORT_MAX": "the range of a type",
     "amqp.scram.ITERATIONS_MAX": "bounds what a server can ask of the client",
     "amqp.unsettled.LOST_MAX": "how many deliveries of ended links a session remembers; more are forgotten",
+    "amqp.unsettled.SETTLED_LISTED_MAX": "when a list of ids is rebuilt",
     "amqp.unsettled.UINT_MAX": "the range of a type",
     "broker.takeover.RECONNECT_MAX_S": "the longest pause before a standby connects again",
     "broker.takeover.SEEK_MAX_S": "the longest pause before a standby seeks the elected broker again",
