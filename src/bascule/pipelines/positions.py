@@ -147,6 +147,8 @@ class Positions:
             )
             plan = plan_takeover(diverts, KnownPositions(common, own, groups=groups), beginnings, journal, common_lost)
             if plan is None:
+                if groups:  # nobody continues there, and the broker would keep the journal for them
+                    common_writer.write([], common, common, dict.fromkeys([*stored.groups.values(), *stored.begun.values()]))
                 return None
             plan = plan.owned_by(partial(self._claims.name, self.common_key))
             configured = {divert.name for divert in diverts}
