@@ -120,7 +120,7 @@ class Driver:
         if now >= self._refresh_due_s:
             self._refresh_due_s = now + REFRESH_S
             running = {query.running.job_group: name for name, query in self.queries.items() if query.running is not None}
-            self._slots.look(waiting_stages(self._spark, running), now)
+            self._slots.look(waiting_stages(self._spark, running) if running else [], now)  # without queries, perhaps without Spark
             try:
                 self._refresh_ingresses()
             except Unavailable as error:

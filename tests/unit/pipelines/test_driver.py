@@ -330,6 +330,15 @@ def test_failed_read_of_positions_delays_a_join(bridge: Bridge, monkeypatch: pyt
         assert "divert:past" not in running.driver.queries
 
 
+def test_driver_without_spark_looks_for_topics_again_and_again(bridge: Bridge) -> None:
+    with bridge.running() as running:
+        for _ in range(2):
+            running.driver._refresh_due_s = 0.0
+            running.driver.poll()
+            assert running.driver._refresh_due_s > 0.0
+        assert running.driver._session is None
+
+
 def test_unstarted_driver_has_no_spark_session() -> None:
     with pytest.raises(Unavailable, match="no Spark session"):
         _ = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}))._spark
