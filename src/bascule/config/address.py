@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from bascule.config.fields import Section, check_pattern
+from bascule.config.fields import Pattern, Section
 from bascule.core.defaults import (
     AUTO_DELETE_AFTER_S,
     DEAD_LETTER_ADDRESS,
@@ -121,12 +121,7 @@ class Address(AddressSettings):
 
     shows_only_given: ClassVar[bool] = True
 
-    match: str = Field(max_length=ADDRESS_MAX, description="Address, or a pattern: '*' stands for one word, '#' for any number of words")
-
-    @field_validator("match")
-    @classmethod
-    def _pattern(cls, value: str) -> str:
-        return check_pattern(value)
+    match: Pattern = Field(description="Address, or a pattern: '*' stands for one word, '#' for any number of words")
 
 
 class DestinationDefinition(Section):

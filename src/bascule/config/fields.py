@@ -11,6 +11,8 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_core import PydanticCustomError
 
+from bascule.core.destination import ADDRESS_MAX
+
 #: Kafka's limit on the length of a topic name.
 TOPIC_NAME_MAX = 249
 #: Names are parts of Kafka topic names, group ids and transactional ids; their length is one byte in the journal.
@@ -128,6 +130,7 @@ TopicName = Annotated[str, AfterValidator(check_topic)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]
 Start = Annotated[str, BeforeValidator(_start)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Pattern = Annotated[str, Field(max_length=ADDRESS_MAX), AfterValidator(check_pattern)]
 HostPort = Annotated[str, AfterValidator(_host_port)]
 HostPorts = Annotated[tuple[str, ...], AfterValidator(_host_ports)]
 ClientSetting = bool | int | float | str

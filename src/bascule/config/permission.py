@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from bascule.config.fields import Section, check_pattern
-from bascule.core.destination import ADDRESS_MAX
+from bascule.config.fields import Pattern, Section
 
 Roles = tuple[str, ...]
 
@@ -13,7 +12,7 @@ Roles = tuple[str, ...]
 class PermissionRule(Section):
     """Permissions on the addresses that a pattern matches. The names of the permissions are those of Artemis."""
 
-    match: str = Field(max_length=ADDRESS_MAX, description="Address, or a pattern: '*' stands for one word, '#' for any number of words")
+    match: Pattern = Field(description="Address, or a pattern: '*' stands for one word, '#' for any number of words")
     send: Roles = Field(default=(), description='Roles that may send to the address; "*" = all clients, here and below')
     consume: Roles = Field(default=(), description="Roles that may consume from its queue, or subscribe to its topic")
     browse: Roles = Field(default=(), description="Roles that may browse its queue")
@@ -44,8 +43,3 @@ class PermissionRule(Section):
     def given(self) -> dict[str, Roles]:
         """Return the roles of each permission, by its name."""
         return {field.alias or name: getattr(self, name) for name, field in type(self).model_fields.items() if name != "match"}
-
-    @field_validator("match")
-    @classmethod
-    def _pattern(cls, value: str) -> str:
-        return check_pattern(value)
