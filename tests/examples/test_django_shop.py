@@ -74,7 +74,7 @@ class Shop:
             except (OSError, http.client.HTTPException):  # the shop is dead, or died during the request
                 return False
 
-        wait_for(told, f"order {order} to be paid; the shop said {self._log.read_text()[-2000:]}", DEADLINE_S)
+        wait_for(told, lambda: f"order {order} to be paid; the shop said {self._log.read_text()[-2000:]}", DEADLINE_S)
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_each_order_is_paid_and_confirmed_once_though_program_and_broker_are_kil
             return 0
 
     def reaches(count: int) -> None:
-        wait_for(lambda: paid() >= count, f"{count} rows; the program said {log.read_text()[-2000:]}", DEADLINE_S)
+        wait_for(lambda: paid() >= count, lambda: f"{count} rows; the program said {log.read_text()[-2000:]}", DEADLINE_S)
 
     program.start()
     try:

@@ -73,7 +73,7 @@ def test_each_order_is_in_database_queue_and_kafka_once_though_application_and_b
             return []
 
     def reaches(count: int) -> None:
-        wait_for(lambda: len(paid()) >= count, f"{count} rows; the program said {program_log.read_text()[-2000:]}", DEADLINE_S)
+        wait_for(lambda: len(paid()) >= count, lambda: f"{count} rows; the program said {program_log.read_text()[-2000:]}", DEADLINE_S)
 
     program_log = tmp_path / "payments.log"
     system.pipelines.launch()

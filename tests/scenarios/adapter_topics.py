@@ -53,7 +53,7 @@ class Watcher:
 
     def wait(self, count: int, timeout_s: float = 90.0) -> list[str]:
         """Read until there are at least a number of records."""
-        wait_for(lambda: len(self.look()) >= count, f"{count} records; there are {len(self.records)}", timeout_s)
+        wait_for(lambda: len(self.look()) >= count, lambda: f"{count} records; there are {len(self.records)}", timeout_s)
         return self.values
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class Seen:
         return [text(record) for record in self.records]
 
     def wait(self, count: int) -> list[str]:
-        wait_for(lambda: len(self.records) >= count, f"{count} records; there are {len(self.records)}", 90)
+        wait_for(lambda: len(self.records) >= count, lambda: f"{count} records; there are {len(self.records)}", 90)
         return self.values
 
 

@@ -66,7 +66,7 @@ class Shop:
 
     def done(self, *values: str) -> None:
         """Check that each record is in both places once, and that nothing is in flight."""
-        wait_for(lambda: set(self.rows.committed) >= set(values), f"rows {values}; there are {self.rows.committed}", 90)
+        wait_for(lambda: set(self.rows.committed) >= set(values), lambda: f"rows {values}; there are {self.rows.committed}", 90)
         wait_for(lambda: self.log.all_flights() == {}, "nothing in flight")
         watcher = Watcher(self.settings["bootstrap.servers"], self.receipts)
         assert Counter(watcher.wait(len(values))) == Counter(self.rows.committed) == Counter(values)

@@ -57,7 +57,7 @@ class Reader:
                 self.ids.append(self.headers[-1].get("bascule.id"))
             return last in self.values
 
-        wait_for(there, f"record {last!r} in topic {self._topic}; there are {len(self.values)}", WAIT_S)
+        wait_for(there, lambda: f"record {last!r} in topic {self._topic}; there are {self.values}", WAIT_S)
         return self.values
 
     def close(self) -> None:

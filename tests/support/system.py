@@ -52,10 +52,10 @@ class Late(Unavailable):
     """Raised when a condition did not become true in time."""
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+def wait_for(condition: Callable[[], Any], what: str | Callable[[], str], timeout_s: float = WAIT_S) -> Any:
     """Wait until ``condition()`` is true, and return its result. An OSError counts as not yet. Raises Late.
 
-    ``timeout_s`` is for a machine of the usual speed.
+    A function ``what`` is called at the end and says what there is by then. ``timeout_s`` is for a machine of the usual speed.
     """
     timeout_s *= SLOWNESS
     deadline = time.monotonic() + timeout_s
@@ -66,7 +66,7 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S)
         except OSError:
             pass  # the server is being started
         if time.monotonic() > deadline:
-            raise Late(f"waited {timeout_s:g} s for {what}")
+            raise Late(f"waited {timeout_s:g} s for {what if isinstance(what, str) else what()}")
         time.sleep(POLL_S)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ARMED_VARIABLE = "BASCULE_CRASH"
@@ -139,9 +139,14 @@ def arm(text: str, once: str = "") -> None:
             _armed[name] = (int(pass_number or 1), itertools.count(1), once, _SIGNALS[what])
 
 
-def point(name: str) -> None:
-    """End this process if the point is armed and this is its pass. Thread-safe."""
+def point(name: str, bring_about: Callable[[], object] | None = None) -> None:
+    """End this process if the point is armed and this is its pass. Thread-safe.
+
+    ``bring_about`` makes the state of the description certain where the product does not wait for it. Only an armed point calls it.
+    """
     if _armed and name in _armed:
+        if bring_about is not None:
+            bring_about()
         _pass(name)
 
 

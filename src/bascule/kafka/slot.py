@@ -157,7 +157,7 @@ class _SlotClients(TransactionalClients):
                     except KafkaException as error:
                         report(error.args[0], None)
                         raise
-                crash.point("slot.commit.before")
+                crash.point("slot.commit.before", producer.client.flush)
                 producer.client.commit_transaction(COORDINATOR_TIMEOUT_S)
                 crash.point("slot.commit.after")
         except KafkaException as error:

@@ -205,7 +205,7 @@ class _PositionedClients(TransactionalClients):
                 produce = patient(client)
                 for name, position in positions.items():
                     produce(self._positions_topic, position.encode() if position else None, name.encode(), position_partition(name))
-                crash.point("writer.commit.before")
+                crash.point("writer.commit.before", client.flush)
                 _commit(client)
         except KafkaException as error:
             raise self._fault(client, error, careful=careful) from error

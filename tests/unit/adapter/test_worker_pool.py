@@ -46,7 +46,7 @@ class Held:
         self._released.release(count)
 
     def await_begun(self, count: int) -> None:
-        wait_for(lambda: len(self.begun) >= count, f"{count} records to be begun, of which {len(self.begun)} are")
+        wait_for(lambda: len(self.begun) >= count, lambda: f"{count} records to be begun, of which {len(self.begun)} are")
 
 
 class Member:

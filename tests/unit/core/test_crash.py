@@ -32,7 +32,7 @@ def named_in_source() -> Iterator[str]:
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "crash.point":
-                (name,) = node.args
+                name = node.args[0]
                 assert isinstance(name, ast.Constant), f"{path}: {ast.unparse(node)}"
                 yield name.value
 
@@ -75,6 +75,15 @@ def run(armed: str, once: str = "") -> tuple[int, list[str], str]:
 
 def test_process_is_killed_at_the_requested_pass_and_reports_the_crash_point_before() -> None:
     assert run("journal.append.before:1,epoch.loaded:3") == (-signal.SIGKILL, ["0", "1", "2"], "crash point epoch.loaded, pass 3\n")
+
+
+def test_armed_crash_point_brings_its_state_about_and_another_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "epoch.loaded").touch()
+    monkeypatch.setattr(crash, "_armed", {"epoch.loaded": (2, iter(range(1, 9)), str(tmp_path), signal.SIGKILL)})
+    reached: list[str] = []
+    crash.point("epoch.loaded", lambda: reached.append("armed"))
+    crash.point("epoch.start.after", lambda: reached.append("not armed"))
+    assert reached == ["armed"]
 
 
 def test_process_without_armed_crash_points_runs_to_its_end() -> None:
