@@ -6,7 +6,7 @@ from pydantic import ByteSize, Field, model_validator
 
 from bascule.config.fields import Section
 from bascule.core.topics import MESSAGE_BYTES_MAX
-from bascule.core.user_limits import Resource
+from bascule.core.user_limits import UserResource
 
 #: The control messages of transactions, and requests to the management node, have less.
 SMALLEST_BYTES = 1024
@@ -48,8 +48,10 @@ class Limit(Section):
     def _concerns_somebody(self) -> Limit:
         if not self.users and not self.roles:
             raise ValueError("it concerns nobody; give users or roles")
+        if not self.given():
+            raise ValueError("it sets no limit; give at least one, such as max_connections")
         return self
 
-    def given(self) -> dict[Resource, int]:
+    def given(self) -> dict[UserResource, int]:
         """Return the limits that are set."""
-        return {resource: int(most) for resource in Resource if (most := getattr(self, resource)) is not None}
+        return {resource: int(most) for resource in UserResource if (most := getattr(self, resource)) is not None}

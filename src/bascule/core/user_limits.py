@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from bascule.core.caches import peer_cache
 
 
-class Resource(StrEnum):
+class UserResource(StrEnum):
     """What a user's clients use. The value is the name of the setting in ``[[limit]]``."""
 
     CONNECTIONS = "max_connections"
@@ -28,7 +28,7 @@ class Resource(StrEnum):
 
 
 #: Resources whose limit for all users has a name of its own in ``[broker]``; the others are called ``broker.NAME_per_user``.
-_NAMES: Final = {Resource.MESSAGE_BYTES: "broker.max_message_bytes"}
+_NAMES: Final = {UserResource.MESSAGE_BYTES: "broker.max_message_bytes"}
 
 
 class UserLimit(NamedTuple):
@@ -44,25 +44,25 @@ class LimitRule:
 
     users: frozenset[str]
     roles: frozenset[str]
-    most: Mapping[Resource, int]
+    most: Mapping[UserResource, int]
 
 
 class LimitRules:
     """The limits of all users."""
 
     def __init__(
-        self, defaults: Mapping[Resource, int], rules: Iterable[LimitRule] = (), roles: Mapping[str, Iterable[str]] | None = None
+        self, defaults: Mapping[UserResource, int], rules: Iterable[LimitRule] = (), roles: Mapping[str, Iterable[str]] | None = None
     ) -> None:
         """``roles`` has the users of each role. A client without a login is the user ``anonymous``."""
         self._defaults = defaults
         self._rules = tuple(rules)
         self._roles = {role: frozenset(users) for role, users in (roles or {}).items()}
 
-    def of(self, user: str, resource: Resource) -> UserLimit:
+    def of(self, user: str, resource: UserResource) -> UserLimit:
         """Return the limit of a user on one resource."""
         return _limit(self, user, resource)
 
-    def find(self, user: str, resource: Resource) -> UserLimit:
+    def find(self, user: str, resource: UserResource) -> UserLimit:
         """Return the limit of a user on one resource from the rules."""
         rules = [rule for rule in self._rules if resource in rule.most]
         of_user = [(rule.most[resource], f"user {user!r}") for rule in rules if user in rule.users]
@@ -78,7 +78,7 @@ class LimitRules:
 
 
 @peer_cache(entries=10_000, entry_bytes=2048)
-def _limit(rules: LimitRules, user: str, resource: Resource) -> UserLimit:
+def _limit(rules: LimitRules, user: str, resource: UserResource) -> UserLimit:
     return rules.find(user, resource)
 
 

@@ -12,7 +12,7 @@ from bascule.broker.policy import AddressPolicy, Policy
 from bascule.config import Settings
 from bascule.core.access import AccessRule, AccessRules
 from bascule.core.permissions import AllowAll, Permission
-from bascule.core.user_limits import LimitRule, LimitRules, Resource
+from bascule.core.user_limits import LimitRule, LimitRules, UserResource
 from bascule.jms.selector import compile_selector
 
 #: More failed deliveries than any message can have.
@@ -73,13 +73,13 @@ def user_limits_of(settings: Settings) -> LimitRules:
     """Return the limits of users and roles."""
     broker = settings.broker
     of_all = {
-        Resource.CONNECTIONS: broker.max_connections_per_user,
-        Resource.SESSIONS: broker.max_sessions_per_user,
-        Resource.LINKS: broker.max_links_per_user,
-        Resource.TRANSACTIONS: broker.max_transactions_per_user,
-        Resource.QUEUES: broker.max_queues_per_user,
-        Resource.DURABLE_SUBSCRIPTIONS: broker.max_durable_subscriptions_per_user,
-        Resource.MESSAGES_PER_S: broker.max_messages_per_s_per_user,
+        UserResource.CONNECTIONS: broker.max_connections_per_user,
+        UserResource.SESSIONS: broker.max_sessions_per_user,
+        UserResource.LINKS: broker.max_links_per_user,
+        UserResource.TRANSACTIONS: broker.max_transactions_per_user,
+        UserResource.QUEUES: broker.max_queues_per_user,
+        UserResource.DURABLE_SUBSCRIPTIONS: broker.max_durable_subscriptions_per_user,
+        UserResource.MESSAGES_PER_S: broker.max_messages_per_s_per_user,
     }
     rules = (LimitRule(frozenset(limit.users), frozenset(limit.roles), limit.given()) for limit in settings.limit)
     return LimitRules(of_all, rules, broker.roles)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from bascule.broker.errors import ResourceLimit
-from bascule.core.user_limits import UNLIMITED, LimitRules, Resource
+from bascule.core.user_limits import UNLIMITED, LimitRules, UserResource
 from bascule.server.allowance import SendAllowance
 
 K = TypeVar("K")
@@ -88,16 +88,16 @@ class UserUsage:
     """The resources that the clients of one user use."""
 
     def __init__(self, user: str, limits: LimitRules) -> None:
-        def tally(resource: Resource, what: str) -> Tally:
+        def tally(resource: UserResource, what: str) -> Tally:
             most, setting = limits.of(user, resource)
             return Tally(most, f"{what} of user {user!r}", setting)
 
-        self.connections = tally(Resource.CONNECTIONS, "connections")
-        self.sessions = tally(Resource.SESSIONS, "sessions")
-        self.links = tally(Resource.LINKS, "links")
-        self.transactions = tally(Resource.TRANSACTIONS, "open transactions")
-        self.message_bytes_max = limits.of(user, Resource.MESSAGE_BYTES).most
-        self.sending = SendAllowance(limits.of(user, Resource.MESSAGES_PER_S).most)
+        self.connections = tally(UserResource.CONNECTIONS, "connections")
+        self.sessions = tally(UserResource.SESSIONS, "sessions")
+        self.links = tally(UserResource.LINKS, "links")
+        self.transactions = tally(UserResource.TRANSACTIONS, "open transactions")
+        self.message_bytes_max = limits.of(user, UserResource.MESSAGE_BYTES).most
+        self.sending = SendAllowance(limits.of(user, UserResource.MESSAGES_PER_S).most)
 
 
 class Usage:

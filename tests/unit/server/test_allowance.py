@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from bascule.core.permissions import MANAGEMENT_ADDRESS
-from bascule.core.user_limits import LimitRule, LimitRules, Resource
+from bascule.core.user_limits import LimitRule, LimitRules, UserResource
 from bascule.server.allowance import GRANTS_PER_TURN, SendAllowance
 from bascule.server.links import PRODUCER_CREDIT
 from bascule.server.usage import UsageLimits
@@ -160,7 +160,9 @@ async def test_requests_to_the_management_node_do_not_use_the_allowance() -> Non
 
 @run_async
 async def test_limits_of_a_user_apply_to_its_connections() -> None:
-    limits = LimitRules({}, [LimitRule(frozenset({"anonymous"}), frozenset(), {Resource.MESSAGES_PER_S: 30, Resource.MESSAGE_BYTES: 2048})])
+    limits = LimitRules(
+        {}, [LimitRule(frozenset({"anonymous"}), frozenset(), {UserResource.MESSAGES_PER_S: 30, UserResource.MESSAGE_BYTES: 2048})]
+    )
     client = Client(Served(usage=UsageLimits(of_users=limits)))
     producer = client.producer("q")
     assert producer.credit == 3
