@@ -29,6 +29,7 @@ POLL_S = 0.1
 HEARTBEAT_MAX_S = 0.25
 #: How long, in seconds, to wait for the answer of the group; without an answer the session times out.
 LEAVE_S = 2.0
+LEAVE_POLL_S = 0.02
 CONFIRM_S = 5.0
 #: Timeout, in seconds, for leaving the group and closing the client; both are quick if Kafka answers.
 CLOSE_TIMEOUT_S = 5.0
@@ -70,6 +71,21 @@ def member_settings(kafka: Mapping[str, Any], group: str, instance: str, session
         "max.poll.interval.ms": max(_POLL_INTERVAL_MS, int(session_timeout_s * 1000)),
         "heartbeat.interval.ms": int(min(session_timeout_s / 12, HEARTBEAT_MAX_S) * 1000),
     }
+
+
+def leave(consumer: Consumer, timeout_s: float) -> bool:
+    """Leave the group, and return whether the client has left it in time.
+
+    A member with a static name does not leave by closing, so that it may return. Without this wait, a client that is closed before it has
+    asked to leave keeps its place until its session ends, and Kafka may elect it.
+    """
+    consumer.unsubscribe()
+    deadline_s = time.monotonic() + timeout_s
+    while consumer.memberid():
+        if time.monotonic() > deadline_s:
+            return False
+        consumer.poll(LEAVE_POLL_S)
+    return True
 
 
 class NotAllowed(InvalidInput):
@@ -147,12 +163,7 @@ class Election:
         self._stand()
 
     def _leave(self) -> None:
-        """Leave the group. A member with a static name does not leave by closing, so that it may return."""
-        self._consumer.unsubscribe()
-        deadline_s = time.monotonic() + LEAVE_S
-        while self._elected and time.monotonic() < deadline_s:
-            self._consumer.poll(POLL_S)
-        self._consumer.poll(POLL_S)
+        leave(self._consumer, LEAVE_S)
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign(partitions)
