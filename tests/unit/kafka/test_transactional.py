@@ -116,11 +116,11 @@ def test_open_transactions_of_dead_writers_are_ended_within_one_time_limit(monke
 
 def test_transactional_writer_fails_at_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactional, "PositionReader", lambda *_: Positions())
-    waits_s: list[float] = []
-    monkeypatch.setattr(clients, "producer", lambda *_, **__: UnansweredClient(waits_s))
+    monkeypatch.setattr(clients, "producer", lambda *_, **__: UnansweredClient([]))
+    began_s = time.monotonic()
     with pytest.raises(Unavailable, match="no transaction can be started"):
         TransactionalWriter({}, "id", "positions", "key", deadline_s=0.2).write([], BEFORE, AFTER)
-    assert sum(waits_s) < 5
+    assert time.monotonic() - began_s < 60  # half of the time that a writer has without this limit
 
 
 def test_system_error_caused_by_kafka_exception_is_raised_as_kafka_exception() -> None:
