@@ -14,7 +14,7 @@ from bascule.core.errors import BasculeError
 from bascule.core.kafka_records import Output
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka import clients
+from bascule.kafka import clients, eviction
 from bascule.kafka.election import Election, NotAllowed
 from bascule.kafka.eviction import evict
 from bascule.kafka.instance import SameInstance
@@ -295,6 +295,32 @@ def test_evicted_member_has_left_the_group_though_its_remover_was_paused(
     monkeypatch.setattr(clients, "consumer", LateLeave)
     assert evict({"bootstrap.servers": kafka.bootstrap}, topic_prefix, topic_prefix, "one", lost.election.member, LONE_SESSION_S)
     assert members(kafka, topic_prefix) == []
+
+
+def test_candidate_that_is_evicted_twice_in_a_minute_stands_for_election_again(
+    kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(kafka.bootstrap, topic_prefix)
+
+    class Fencing(Consumer):
+        """A client that leaves the group when the candidate has learned that another client has its name."""
+
+        def unsubscribe(self) -> None:
+            wait_for(lambda: candidate.doubts[-1:] != [""] or candidate.errors, "the candidate to be fenced")
+            super().unsubscribe()
+
+    with ExitStack() as stack:
+        candidate = Candidate(stack, proxy, topic_prefix, "one")
+        for _ in range(3):
+            wait_for(lambda: (candidate.election.confirm() and candidate.doubts[-1] == "") or candidate.errors, "the election")
+            assert candidate.errors == []
+            member = candidate.election.member
+            with monkeypatch.context() as patched:
+                patched.setattr(eviction.clients, "consumer", Fencing)
+                assert evict({"bootstrap.servers": kafka.bootstrap}, topic_prefix, topic_prefix, "one", member, SESSION_S)
+        wait_for(lambda: candidate.election.confirm() or candidate.errors, "the candidate to be elected")
+        assert candidate.errors == []
+        assert candidate.doubts[-1] == ""
 
 
 def test_candidate_that_resigns_has_left_the_group_though_its_thread_was_paused(

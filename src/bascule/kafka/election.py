@@ -33,6 +33,9 @@ LEAVE_POLL_S = 0.02
 CONFIRM_S = 5.0
 #: Timeout, in seconds, for leaving the group and closing the client; both are quick if Kafka answers.
 CLOSE_TIMEOUT_S = 5.0
+#: A client that has the name of this broker for longer, in seconds, is another broker: a standby that removes this one joins under the
+#: name and leaves, each within five seconds.
+NAME_KEPT_S = 10.0
 #: The session, not the polling thread, shows whether this process lives. But the client also waits this long for an answer to its request
 #: to join before it retries. The client requires at least the session timeout.
 _POLL_INTERVAL_MS = 60 * 1000
@@ -107,6 +110,7 @@ class Election:
         *, on_change: Callable[[bool], None], on_error: Callable[[BasculeError], None], on_doubt: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._settings = member_settings(kafka, group, instance, session_timeout_s)
+        self._kafka = kafka
         self._consumer = clients.consumer(self._settings)
         self._session_timeout_s = session_timeout_s
         self._fence = InstanceFence()
@@ -144,20 +148,34 @@ class Election:
         if error.code() in _REFUSED:
             return NotAllowed(f"no election in group {self._group} over topic {self._topic}: {error.str()}: {_REFUSED[error.code()]}")
         if fenced(error):
+            why = f"Kafka has given the name {self._instance!r} to another client"
+            self._on_doubt(why)
             try:
                 self._fence.meet()
             except SameInstance:
-                return SameInstance(f"another broker runs as {self._instance!r}; give each broker a data directory of its own")
+                if self._name_is_kept():
+                    return SameInstance(f"another broker runs as {self._instance!r}; give each broker a data directory of its own")
+            log.warning("standing for election again", reason=why)
             self._stand_again()
         return None
+
+    def _name_is_kept(self) -> bool:
+        """Return whether the client that has taken the name of this broker keeps it. A standby that has removed this broker does not."""
+        admin, deadline_s = clients.admin(self._kafka), time.monotonic() + NAME_KEPT_S
+        try:
+            while time.monotonic() < deadline_s and not self._closing.is_set():
+                group = admin.describe_consumer_groups([self._group], request_timeout=CONFIRM_S)[self._group].result(CONFIRM_S)
+                if self._instance not in (member.group_instance_id for member in group.members):
+                    return False
+                self._closing.wait(POLL_S)
+        except (KafkaException, TimeoutError):
+            return False  # if another broker has the name, it takes the name again
+        return not self._closing.is_set()
 
     def _stand(self) -> None:
         self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
 
     def _stand_again(self) -> None:
-        why = f"Kafka has given the name {self._instance!r} to another client"
-        log.warning("standing for election again", reason=why)
-        self._on_doubt(why)
         self._consumer.close()
         self._consumer = clients.consumer(self._settings)
         self._stand()
