@@ -14,11 +14,8 @@ from bascule.client import (
     Queue,
 )
 from bench.artemis import Artemis
+from tests.support.client import SOON_S
 from tests.support.system import System
-
-#: Time within which a waiting message arrives.
-SOON_S = 30.0
-
 
 Connect = Callable[..., Context]
 

@@ -22,8 +22,8 @@ from bascule.client import (
     Short,
     Topic,
 )
-from tests.interop.both_brokers import SOON_S, Connect, artemis, bodies, connect, nothing_in, queue, url
-from tests.support.client import all_bodies
+from tests.interop.both_brokers import Connect, artemis, bodies, connect, nothing_in, queue, url
+from tests.support.client import SOON_S, all_bodies
 from tests.support.system import wait_for
 
 __all__ = ["artemis", "connect", "queue", "url"]  # fixtures

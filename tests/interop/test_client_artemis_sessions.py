@@ -22,8 +22,8 @@ from bascule.client import (
     Topic,
     connect_async,
 )
-from tests.interop.both_brokers import SOON_S, Connect, artemis, bodies, connect, nothing_in, queue, url
-from tests.support.client import all_bodies, all_bodies_async
+from tests.interop.both_brokers import Connect, artemis, bodies, connect, nothing_in, queue, url
+from tests.support.client import SOON_S, all_bodies, all_bodies_async
 
 __all__ = ["artemis", "connect", "queue", "url"]  # fixtures
 

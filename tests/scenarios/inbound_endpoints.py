@@ -12,10 +12,13 @@ from bascule.adapter.inbound import Activation, ActivationSpec, Backoff, Inbound
 from bascule.embedded.kafka import EmbeddedKafka
 from tests.scenarios.adapter_topics import create
 from tests.support.kafka_proxy import KafkaProxy
+from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 from tests.unit.cli.conftest import Bascule, bascule  # noqa: F401 - a fixture
 
 QUICK = Backoff(0.05, 2.0, 0.2)
+#: Time after which an endpoint counts as hanging. The next attempt, which may ask Kafka, must be done within it.
+HANGS_S = 10.0 * SLOWNESS
 
 
 @contextmanager

@@ -168,8 +168,8 @@ def test_dead_letter_topic_is_configurable(
     create(kafka.bootstrap, f"{topic}.dead", partitions=1)
     at = ("--group", topic, "--kafka", kafka.bootstrap, "--topic", f"{topic}.dead")
     with active(kafka, ActivationSpec(topics=(topic,), group=topic, retries=0, dead_letter_topic=f"{topic}.dead"), act):
-        nothing_in_flight(kafka, topic)
         Watcher(kafka.bootstrap, f"{topic}.dead").wait(1)
+        nothing_in_flight(kafka, topic)
     assert bascule("adapter", "status", *at).stdout == f"{topic}: 0 in flight, 1 dead letters\n"
     assert "ValueError: never" in bascule("adapter", "dead-letters", "list", *at).stdout
 

@@ -18,7 +18,7 @@ from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from tests.scenarios.adapter_topics import Watcher, create, produce
 from tests.scenarios.changed_topics import set_topic
-from tests.scenarios.inbound_endpoints import QUICK, Seen, active, nothing_in_flight, text, topic, values
+from tests.scenarios.inbound_endpoints import HANGS_S, QUICK, Seen, active, nothing_in_flight, text, topic, values
 from tests.support.system import wait_for
 from tests.unit.cli.conftest import Bascule, bascule  # noqa: F401 - a fixture
 
@@ -88,10 +88,10 @@ def test_hanging_worker_is_reported_and_replaced_and_its_late_result_is_ignored(
 
     def act(record: Record) -> None:
         if record.key == b"stuck" and record.failures == 0:
-            go_on.wait(60)
+            go_on.wait(6 * HANGS_S)
 
     seen = Seen(act)
-    spec = ActivationSpec(topics=(topic,), group=topic, workers=1, delivery_timeout_s=3.0, backoff=QUICK)
+    spec = ActivationSpec(topics=(topic,), group=topic, workers=1, delivery_timeout_s=HANGS_S, backoff=QUICK)
     with active(kafka, spec, seen) as activation:
         produce(kafka.bootstrap, topic, ["s"], keys=["stuck"])
         wait_for(lambda: activation.status().hanging, "the worker to be given up")

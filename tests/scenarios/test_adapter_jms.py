@@ -20,9 +20,9 @@ from bascule.xa.jms import JmsResource
 from tests.scenarios.adapter_topics import produce
 from tests.scenarios.test_adapter_kills import Group
 from tests.scenarios.test_adapter_xa import Shop
+from tests.support.client import SOON_S
 from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
-SOON_S = 20.0
 #: Points between the first prepare and the last commit of the branches: inbound log, database, Kafka and broker.
 PREPARED = [
     *(f"xa.prepare.after:{branch}" for branch in (1, 2, 3, 4)),

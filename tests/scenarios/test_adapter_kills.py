@@ -155,9 +155,9 @@ def test_terminated_member_finishes_its_running_record_and_leaves_the_rest_in_fl
     first = group.start()
     held = group.sent[0]
     await_file(Path(group.where.directory, f"{held}.at-work"))
-    first.signal(signal.SIGTERM)
     log = InboundLog("look", {"bootstrap.servers": group.bootstrap}, group=group.where.group)
-    assert sum(len(flights.keys) for flights in log.all_flights().values()) == 3
+    wait_for(lambda: sum(len(flights.keys) for flights in log.all_flights().values()) == 3, "all three to be in flight")
+    first.signal(signal.SIGTERM)
     Path(group.where.directory, held).touch()
     assert first.ended() == 0, first.log.read_text()
     assert set(group.rows()) == {held}
@@ -246,9 +246,9 @@ def test_random_member_kills_and_pauses_under_load_handle_each_record_once(group
     chosen = random.Random(4)
     members = {name: group.start(name) for name in ("m1", "m2", "m3")}
     for round_ in range(20):
+        before = len(group.rows())
         group.send(*chosen.choices(["plain", "fail-1", "fail-9"], [8, 1, 1], k=30))
         victim = chosen.choice(list(members))
-        before = len(group.rows())
         wait_for(lambda: len(group.rows()) > before, f"progress in round {round_}", 180)  # noqa: B023 - it is over in this round
         if chosen.random() < 0.3:
             members[victim].signal(signal.SIGSTOP)

@@ -45,7 +45,9 @@ def test_slow_endpoint_blocks_no_other_endpoint_of_its_pool_and_both_stop_cleanl
                 produce(kafka.bootstrap, quick_topic, values(10))
                 quick.wait(count)
             # No slow thread has ended, with or without its record, and none has been replaced.
-            assert (slow.records, pool.status()) == ([], PoolStatus(topic_prefix, 4, 3, 0, (quick_topic, slow_topic)))
+            at_rest = PoolStatus(topic_prefix, 4, 3, 0, (quick_topic, slow_topic))
+            wait_for(lambda: pool.status() == at_rest, "the thread of the last quick record to end its work")
+            assert slow.records == []
             assert set(adapter.status()[0].counts.values()) == {0}
             assert not at_work.acquire(blocking=False)  # and no fourth one has begun
             with urlopen(f"http://127.0.0.1:{serve_metrics(adapter, 0)}/metrics", timeout=30) as answer:

@@ -21,10 +21,8 @@ from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.resource import Resource
 from tests.scenarios.adapter_topics import Watcher, create, produce
+from tests.scenarios.inbound_endpoints import HANGS_S
 from tests.support.system import PYTHON_FAILOVER, System, wait_for
-
-#: The timeout leaves time for the second attempt, which asks Kafka, so that the attempt does not count as hanging.
-HANGS_S = 10.0
 
 
 class Shop:
@@ -88,7 +86,7 @@ def test_late_work_of_a_hung_worker_has_no_effect(shop: Shop, kafka: EmbeddedKaf
     def work(record: Record) -> None:
         shop.work(record)
         if record.failures == 0:
-            go_on.wait(60)
+            go_on.wait(6 * HANGS_S)
             shop.work(record)
 
     with shop.active(work, workers=1, delivery_timeout_s=HANGS_S) as activation:

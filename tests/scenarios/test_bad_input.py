@@ -59,6 +59,7 @@ def bascule(directory: Path, *arguments: str, **env: str) -> subprocess.Complete
 def test_broker_disconnects_peer_that_sends_garbage_and_serves_other_clients(
     connect_to: Connect, system: System, queue: str, said: bytes, answer: bytes
 ) -> None:
+    before = len(system.broker.said())
     connection = connect_to(system.url)
     producer, consumer = connection.session().producer(queue), connection.session().consumer(queue)
     assert talk(system.port, said).startswith(answer)
@@ -66,7 +67,7 @@ def test_broker_disconnects_peer_that_sends_garbage_and_serves_other_clients(
     message = consumer.receive()
     assert message is not None
     assert message.body == "unharmed"
-    assert "Traceback" not in system.broker.said()
+    assert "Traceback" not in system.broker.said()[before:]
 
 
 def attach(name: bytes, source: bytes) -> bytes:
@@ -98,6 +99,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("said", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_peer_harms_only_its_own_connection(connect_to: Connect, system: System, queue: str, said: bytes) -> None:
+    before = len(system.broker.said())
     connection = connect_to(system.url)
     producer, consumer = connection.session().producer(queue), connection.session().consumer(queue)
     epoch = system.status()["gauges"]["epoch"]
@@ -111,7 +113,7 @@ def test_hostile_peer_harms_only_its_own_connection(connect_to: Connect, system:
     assert message is not None
     assert message.body == "unharmed"
     assert system.status()["gauges"]["epoch"] == epoch
-    assert "Traceback" not in system.broker.said()
+    assert "Traceback" not in system.broker.said()[before:]
 
 
 @pytest.mark.slow

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.speed import SLOWNESS
 from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
-COMMAND = [sys.executable, "-m", "bascule.cli", "bench", "--format", "json", "--seconds", "1", "--warmup-s", "0.5"]
+COMMAND = [
+    sys.executable, "-m", "bascule.cli", "bench", "--format", "json", "--seconds", "1", "--warmup-s", "0.5", "--arrival-s", "60"
+]  # fmt: skip
 
 
 def bench(system: System, *options: str, code: int = 0) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def test_each_message_of_a_queue_is_confirmed_and_received_once(system: System, 
     assert (results["lost"], results["doubled"], results["left"], results["unsent"], results["errors"]) == (0, 0, 0, 0, {})
     for each in (results["confirmed"], results["received"]):
         assert 0 < each["p50_ms"] <= each["p90_ms"] <= each["p99_ms"] <= each["p999_ms"] <= each["max_ms"]
-        assert each["per_s"] > 0
+        assert 0 <= each["per_s"] <= each["messages"]  # none within the measured second, if the machine pauses
 
 
 def test_each_consumer_of_a_topic_receives_each_message(system: System) -> None:
@@ -58,7 +61,8 @@ def test_messages_that_no_consumer_receives_are_counted_and_removed(system: Syst
 
 def test_full_speed_sends_more_than_a_rate_asks_for(system: System) -> None:
     results = bench(system, "--rate", "0")["results"]
-    assert results["confirmed"]["messages"] == results["received"]["messages"] == results["sent"] > 150
+    assert results["confirmed"]["messages"] == results["received"]["messages"] == results["sent"]
+    assert results["sent"] > 150 / SLOWNESS
     assert (results["lost"], results["doubled"]) == (0, 0)
 
 
@@ -71,7 +75,7 @@ def messages_in(system: System) -> int:
 
 @pytest.mark.parametrize("options", [(), ("--transaction", "5")], ids=["asynchronous", "transactions"])
 def test_stall_of_a_killed_broker_counts_for_all_messages_that_were_due(system: System, options: tuple[str, ...]) -> None:
-    command = [*COMMAND, "--broker", PYTHON_FAILOVER.format(system.url), "--rate", "50", "--seconds", "10", "--arrival-s", "120", *options]
+    command = [*COMMAND, "--broker", PYTHON_FAILOVER.format(system.url), "--rate", "50", "--seconds", "10", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         before = messages_in(system)
         wait_for(lambda: messages_in(system) > before + 20, "the load")

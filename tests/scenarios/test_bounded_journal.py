@@ -188,4 +188,5 @@ def test_waiting_messages_and_records_without_snapshot_are_shown_as_pins(
     wait_in_traffic(
         session, f"{queue}.other", lambda: pin_of(bounded, "queue").get("name") != name, "the messages to be moved to the store"
     )
-    assert re.search(r"^ *snapshot +\d+ .* no snapshot covers these records yet", printed(bounded), re.MULTILINE)
+    uncovered = re.compile(r"^ *snapshot +\d+ .* no snapshot covers these records yet", re.MULTILINE)
+    wait_in_traffic(session, f"{queue}.other", lambda: uncovered.search(printed(bounded)), "records without a snapshot to be shown")

@@ -30,8 +30,6 @@ CONFIG = """
 [journal]
 snapshot_records = 100
 retention_s = 0
-[broker]
-session_timeout_s = 6
 """
 
 

@@ -165,8 +165,7 @@ def test_recreated_ingress_topic_is_read_only_after_the_operator_commands_a_rest
     wait_for(lambda: "has stopped" in status(), "the intake to stop")
     assert system.act("ingress/reset") == {"reset": topic}
     bring("E")
-    wait_for(lambda: system.depth("orders") == 4 + len(anew), "all that the new topic has")
-    assert status() == ""
+    wait_for(lambda: (system.depth("orders"), status()) == (4 + len(anew), ""), "all that the new topic has")
     system.broker.kill()
     system.broker.start()
     bring("F")

@@ -17,12 +17,12 @@ from tests.scenarios.conftest import Connect
 from tests.support.qpid import JmsError
 from tests.support.system import System, paused, wait_for
 
-#: Time for a Kafka that was suspended for a moment to resume and to store waiting records.
-APPEND_TIMEOUT_S = 7
+#: Time for a Kafka that was suspended for a moment to resume and to store waiting records, on a machine that may pause for ten seconds.
+APPEND_TIMEOUT_S = 15
 #: A premature confirmation would arrive within this time.
 EARLY_S = 0.7
 #: Due after the broker has noticed that Kafka does not answer.
-DUE_MS = 16_000
+DUE_MS = 30_000
 #: Without Kafka, a broker abandons its last snapshot and its place in the election; each took more than 30 s before.
 END_TIMEOUT_S = 35
 
@@ -37,7 +37,7 @@ def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafk
 @pytest.fixture(scope="module")
 def system(own_kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     # A longer session: the append fails first.
-    config = f"[journal]\nappend_timeout_s = {APPEND_TIMEOUT_S}\n[broker]\nsession_timeout_s = 30\n"
+    config = f"[journal]\nappend_timeout_s = {APPEND_TIMEOUT_S}\n[broker]\nsession_timeout_s = 60\n"
     with System(own_kafka.bootstrap, tmp_path_factory.mktemp("kafka-down"), prefix="down", config=config) as running:
         yield running
 

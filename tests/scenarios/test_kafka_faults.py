@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, Message
 
 from bascule.client import Context, Queue, connect
 from bascule.core.errors import BasculeError
 from bascule.core.kafka_records import Output
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka import clients
+from bascule.kafka import clients, eviction
 from bascule.kafka.election import Election, NotAllowed
+from bascule.kafka.eviction import evict
 from bascule.kafka.instance import SameInstance
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.positions import Positions
@@ -24,7 +25,7 @@ from bascule.writer.position import Position
 from tests.scenarios.topics import Reader, create
 from tests.support.client import all_in
 from tests.support.kafka_proxy import Action, Api, Injection, KafkaProxy
-from tests.support.system import PYTHON_FAILOVER, System, wait_for
+from tests.support.system import LONE_SESSION_S, PYTHON_FAILOVER, WAIT_S, System, wait_for
 
 #: A client repeats a request after this time. Kafka's client requires 1 s more than the maximum wait of a fetch.
 REQUEST_TIMEOUT_MS = 1500
@@ -261,6 +262,78 @@ def test_of_two_candidates_with_the_same_name_one_gets_an_error_and_the_other_is
         assert not left.errors
 
 
+class LateLeave(Consumer):
+    """A client whose thread is paused after it has begun to leave its group: some polls serve nothing."""
+
+    paused = -1
+
+    def unsubscribe(self) -> None:
+        self.paused = 10
+        super().unsubscribe()
+
+    def poll(self, timeout: float | None = None) -> Message | None:
+        if self.paused > 0:
+            self.paused -= 1
+            return None
+        return super().poll(timeout) if timeout is not None else super().poll()
+
+
+def members(kafka: EmbeddedKafka, group: str) -> list[str]:
+    admin = clients.admin({"bootstrap.servers": kafka.bootstrap})  # keep the reference: its futures end with it
+    found = admin.describe_consumer_groups([group])[group].result(WAIT_S)
+    return [member.group_instance_id for member in found.members]
+
+
+def test_evicted_member_has_left_the_group_though_its_remover_was_paused(
+    kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(kafka.bootstrap, topic_prefix)
+    with ExitStack() as stack:
+        lost = Candidate(stack, proxy, topic_prefix, "one")
+        wait_for(lost.election.confirm, "the first to be elected")
+        lost.election.close(resign=False)
+    monkeypatch.setattr(clients, "consumer", LateLeave)
+    assert evict({"bootstrap.servers": kafka.bootstrap}, topic_prefix, topic_prefix, "one", lost.election.member, LONE_SESSION_S)
+    assert members(kafka, topic_prefix) == []
+
+
+def test_candidate_that_is_evicted_twice_in_a_minute_stands_for_election_again(
+    kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(kafka.bootstrap, topic_prefix)
+
+    class Fencing(Consumer):
+        """A client that leaves the group when the candidate has learned that another client has its name."""
+
+        def unsubscribe(self) -> None:
+            wait_for(lambda: candidate.doubts[-1:] != [""] or candidate.errors, "the candidate to be fenced")
+            super().unsubscribe()
+
+    with ExitStack() as stack:
+        candidate = Candidate(stack, proxy, topic_prefix, "one")
+        for _ in range(3):
+            wait_for(lambda: (candidate.election.confirm() and candidate.doubts[-1] == "") or candidate.errors, "the election")
+            assert candidate.errors == []
+            member = candidate.election.member
+            with monkeypatch.context() as patched:
+                patched.setattr(eviction.clients, "consumer", Fencing)
+                assert evict({"bootstrap.servers": kafka.bootstrap}, topic_prefix, topic_prefix, "one", member, SESSION_S)
+        wait_for(lambda: candidate.election.confirm() or candidate.errors, "the candidate to be elected")
+        assert candidate.errors == []
+        assert candidate.doubts[-1] == ""
+
+
+def test_candidate_that_resigns_has_left_the_group_though_its_thread_was_paused(
+    kafka: EmbeddedKafka, proxy: KafkaProxy, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(kafka.bootstrap, topic_prefix)
+    monkeypatch.setattr(clients, "consumer", LateLeave)
+    with ExitStack() as stack:
+        candidate = Candidate(stack, proxy, topic_prefix, "one")
+        wait_for(candidate.election.confirm, "the candidate to be elected")
+    assert members(kafka, topic_prefix) == []
+
+
 def test_error_for_session_timeout_refused_by_kafka_names_the_setting(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     create(kafka.bootstrap, topic_prefix)
     errors: list[BasculeError] = []
@@ -312,7 +385,7 @@ def test_broker_stores_each_message_once_under_every_request_fault(broker: Behin
         fault.release()
         producer.send_many(bodies[20:])
         assert all_in(context, queue, 30) == bodies
-        assert broker.system.depth(name) == 0
+        wait_for(lambda: broker.system.depth(name) == 0, "the acknowledgements")
 
 
 @pytest.mark.parametrize("action", FAULTS)

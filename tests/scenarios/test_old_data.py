@@ -24,6 +24,7 @@ from bascule.xa.kafka_log import KafkaLog
 from bascule.xa.log import DecisionLog, Outcome
 from bascule.xa.xid import branch
 from tests.scenarios.topics import Reader, produce
+from tests.support.client import SOON_S
 from tests.support.system import PYTHON_FAILOVER, System
 
 DATA = Path(__file__).parents[1] / "golden" / "data-v1"
@@ -31,7 +32,6 @@ FACTS: dict[str, Any] = json.loads((DATA / "facts.json").read_text())
 GTRID, ROLLED_BACK = FACTS["gtrid"].encode(), FACTS["rolled_back"].encode()
 #: Messages that were waiting, or delivered to a consumer and not settled.
 DEPTHS: dict[str, int] = FACTS["depths"]
-SOON_S = 30.0
 CONFIG = """
 [[divert]]
 name = "audit"

@@ -13,6 +13,7 @@ from bascule.core.log import get_log
 from bascule.embedded.kafka import EmbeddedKafka
 from tests.scenarios.overload import Figures, Overload
 from tests.support.canary import SOON_S
+from tests.support.speed import SLOWNESS
 from tests.support.stalls import longest_turn_s
 from tests.support.system import System, wait_for
 
@@ -21,9 +22,9 @@ log = get_log(__name__)
 #: Memory of a process beside its accounted memory: the allocator, and the temporary needs of a turn.
 BEYOND_MIB = 64
 #: Processor time of the broker in one round trip of the canary. It stands for a gap of at most one second on a dedicated machine.
-GAP_BROKER_S = 1.0
+GAP_BROKER_S = 1.0 * SLOWNESS
 #: Time of a round trip by the clock, on a machine that may give the broker a tenth of a processor.
-GAP_S = 20.0
+GAP_S = 20.0 * SLOWNESS
 CONFIG = """
 [broker]
 memory_bytes = "{memory_mib} MiB"

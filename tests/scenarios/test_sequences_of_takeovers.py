@@ -26,6 +26,7 @@ from bascule.server import housekeeping
 from bascule.server.epoch import Epoch
 from bascule.server.housekeeping import StoredMessages
 from tests.scenarios.journaled import MESSAGES, Journaled, waiting
+from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 
 
@@ -77,7 +78,7 @@ class Still:
     def come(self) -> None:
         if not self.came.is_set():
             self.came.set()
-            self.go_on.wait(60)
+            self.go_on.wait(60 * SLOWNESS)
 
 
 def before_the_store_is_read(still: Still, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:

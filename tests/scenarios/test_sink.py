@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import transactional
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines.sink import DestinationWriter, Encoded
@@ -15,6 +16,7 @@ from bascule.writer.errors import Unwritable
 from bascule.writer.position import PositionLost
 from tests.scenarios.changed_topics import set_topic
 from tests.scenarios.topics import Reader
+from tests.support.system import wait_for
 
 TEXTS = StructType([StructField("value", StringType())])
 
@@ -40,7 +42,11 @@ def test_repeated_batch_is_written_once_and_invalid_repeat_is_refused(kafka: Emb
         assert reader.read_until("first 3") == [f"first {batch}" for batch in range(4)]
 
 
-def test_batch_refused_by_kafka_leaves_no_open_transaction(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+def test_batch_refused_by_kafka_leaves_no_open_transaction(
+    kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka would end the transaction by itself after five minutes, whatever the writer does."""
+    monkeypatch.setattr(transactional, "TRANSACTION_TIMEOUT_MS", transactional.LONG_TRANSACTION_TIMEOUT_MS)
     options = {"id": "w", "address": "q", "prefix": topic_prefix, "bridge": topic_prefix}
     writer = DestinationWriter(options, {"bootstrap.servers": kafka.bootstrap}, TEXTS)
     writer.commit([Encoded((b"first",), "query")], 0)
@@ -49,7 +55,8 @@ def test_batch_refused_by_kafka_leaves_no_open_transaction(kafka: EmbeddedKafka,
     with pytest.raises(Unwritable):
         writer.commit([Encoded((b"second", b"x" * 5000), "query")], 1)
     history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, ingress, 0)
-    assert history.stable() == history.latest()
+    # The end marker reaches the partition a moment after the answer.
+    wait_for(lambda: history.stable() == history.latest(), "the end of the transaction")
 
 
 def test_job_without_earlier_pipelines_creates_only_positions_and_ingress_topics(kafka: EmbeddedKafka, topic_prefix: str) -> None:

@@ -15,6 +15,7 @@ from bascule.kafka import clients
 from bascule.kafka.log import PartitionReader
 from bascule.pipelines.ingress import UNBOUND_HEADER
 from tests.scenarios.changed_topics import ADMIN_TIMEOUT_S, ORDERS, Hand, hand, send, system
+from tests.support.client import SOON_S
 from tests.support.journal import text_message
 from tests.support.poison import BODY, POISON
 from tests.support.system import System, wait_for
@@ -45,7 +46,7 @@ def errors(system: System) -> dict[str, float]:
 
 def received(system: System, count: int) -> list[object]:
     with connect(system.url) as context, context.consumer(ORDERS) as consumer:
-        return [message.body for _ in range(count) if (message := consumer.receive(10.0)) is not None]
+        return [message.body for _ in range(count) if (message := consumer.receive(SOON_S)) is not None]
 
 
 @pytest.mark.slow

@@ -23,10 +23,11 @@ from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.postgres import PostgresResource
 from tests.scenarios.topics import create
+from tests.support.client import SOON_S
+from tests.support.speed import SLOWNESS
 from tests.support.system import PYTHON_FAILOVER, System
 
-WAIT_S = 60.0
-SOON_S = 20.0
+WAIT_S = 60.0 * SLOWNESS
 Main = Callable[[], Coroutine[Any, Any, None]]
 
 

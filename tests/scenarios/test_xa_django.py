@@ -29,6 +29,7 @@ from bascule.xa.django import django_resource
 from tests.scenarios.django_victim import resources
 from tests.support.client import all_in
 from tests.support.django_orm import Payment, database, items
+from tests.support.speed import SLOWNESS
 from tests.support.system import PYTHON_FAILOVER, System
 
 ROOT = Path(__file__).parents[2]
@@ -173,7 +174,7 @@ def test_session_terminated_by_the_server_is_replaced(manager: TransactionManage
 def test_statements_after_the_transaction_timeout_are_refused(manager: TransactionManager, broker: ModelResource) -> None:
     def work() -> None:
         over = Event()
-        with manager.begin(timeout_s=0.3) as running:
+        with manager.begin(timeout_s=1.0 * SLOWNESS) as running:  # time for the first payment on a busy machine
             pay("one")
             cursor = connections["shop"].cursor()
             running.after_completion(lambda _: over.set())

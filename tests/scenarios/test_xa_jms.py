@@ -27,10 +27,9 @@ from bascule.xa.errors import (
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
 from tests.scenarios.conftest import Connect
+from tests.support.client import SOON_S
 from tests.support.system import PYTHON_FAILOVER, SHORT_SESSION, System, wait_for
 
-#: Time to wait for an expected message; zero where no message is expected.
-SOON_S = 20.0
 CONFIG = "[journal]\nsnapshot_records = 100\nretention_s = 0\n"
 Make = Callable[..., JmsResource]
 
@@ -250,7 +249,7 @@ def test_handle_is_one_context_per_transaction_and_only_the_manager_ends_the_tra
 def test_consumers_close_at_the_end_of_the_transaction_when_none_may_be_kept(work: Work, broker: System) -> None:
     resource = JmsResource("jms", broker.url, consumers_max=0)
     work.done_in(resource)
-    assert broker.queue(work.orders.name)["consumers"] == 0  # type: ignore[index]
+    wait_for(lambda: broker.queue(work.orders.name)["consumers"] == 0, "the consumers to be closed")  # type: ignore[index]
     resource.commit(work.xid, one_phase=True)
     assert work.waiting() == ([], ["bill"])
     resource.close()

@@ -12,15 +12,13 @@ from bascule.client import core
 from bascule.core.crash import ARMED_VARIABLE
 from bascule.embedded.kafka import EmbeddedKafka
 from tests.scenarios.crash_load import Load
-from tests.support.system import System, stands_still, wait_for
+from tests.support.system import SHORT_SESSION, System, stands_still, wait_for
 
-CONFIG = """
+CONFIG = f"""
 [journal]
 snapshot_records = 100
 retention_s = 0
-[broker]
-session_timeout_s = 6
-"""
+{SHORT_SESSION}"""
 #: Which of the two brokers is suspended at which point, in order. An append precedes the first snapshot, which precedes a trim.
 STOPS = [
     (0, "journal.append.before", 30),

@@ -10,11 +10,12 @@ from multiprocessing.connection import Connection as PipeConnection
 from multiprocessing.synchronize import Event
 
 from bascule.client import Producer, Queue, connect
+from tests.support.speed import SLOWNESS
 from tests.support.system import System, wait_for
 from tests.support.usage import main_thread_cpu_s
 
 BODY = "x" * 1024
-SOON_S = 30.0
+SOON_S = 30.0 * SLOWNESS
 PAUSE_S = 0.1
 #: Messages for a canary that does not send: ten each second, for two minutes and some time before and after.
 MESSAGES = 3_000

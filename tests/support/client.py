@@ -11,9 +11,10 @@ from itertools import islice
 from typing import Any
 
 from bascule.client import AsyncConsumer, Consumer, Context, Queue
+from tests.support.speed import SLOWNESS
 
 #: An existing message arrives within this time, on a loaded machine and after a restart of the broker too.
-SOON_S = 30.0
+SOON_S = 30.0 * SLOWNESS
 
 
 def all_bodies(consumer: Consumer, count: int) -> list[Any]:

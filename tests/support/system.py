@@ -36,10 +36,10 @@ POLL_S = 0.02
 #: Timeout of the admin server, also on a loaded machine.
 ANSWER_S = 30.0 * SLOWNESS
 #: A broker without a standby may wait this long for Kafka, in seconds: longer than any pause of the broker or of Kafka on a busy machine.
-#: Brokers with a standby have SHORT_SESSION in their configuration.
+#: Brokers with a standby have SHORT_SESSION in their configuration. A busy machine may pause all processes for ten seconds.
 LONE_SESSION_S = 120
 SESSION_SETTING = "session_timeout_s"
-SHORT_SESSION = f"[broker]\n{SESSION_SETTING} = 6\n"
+SHORT_SESSION = f"[broker]\n{SESSION_SETTING} = 15\n"
 #: An idle query of Spark asks Kafka a hundred times a second, which would delay everything else on few processors.
 SELDOM = json.dumps({"spark.sql.streaming.pollingDelay": "100"})
 #: Failover options of a Python client that reconnects quickly and without end, and of a Java client, which would otherwise warn of each

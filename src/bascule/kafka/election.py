@@ -29,9 +29,13 @@ POLL_S = 0.1
 HEARTBEAT_MAX_S = 0.25
 #: How long, in seconds, to wait for the answer of the group; without an answer the session times out.
 LEAVE_S = 2.0
+LEAVE_POLL_S = 0.02
 CONFIRM_S = 5.0
 #: Timeout, in seconds, for leaving the group and closing the client; both are quick if Kafka answers.
 CLOSE_TIMEOUT_S = 5.0
+#: A client that has the name of this broker for longer, in seconds, is another broker: a standby that removes this one joins under the
+#: name and leaves, each within five seconds.
+NAME_KEPT_S = 10.0
 #: The session, not the polling thread, shows whether this process lives. But the client also waits this long for an answer to its request
 #: to join before it retries. The client requires at least the session timeout.
 _POLL_INTERVAL_MS = 60 * 1000
@@ -72,6 +76,21 @@ def member_settings(kafka: Mapping[str, Any], group: str, instance: str, session
     }
 
 
+def leave(consumer: Consumer, timeout_s: float) -> bool:
+    """Leave the group, and return whether the client has left it in time.
+
+    A member with a static name does not leave by closing, so that it may return. Without this wait, a client that is closed before it has
+    asked to leave keeps its place until its session ends, and Kafka may elect it.
+    """
+    consumer.unsubscribe()
+    deadline_s = time.monotonic() + timeout_s
+    while consumer.memberid():
+        if time.monotonic() > deadline_s:
+            return False
+        consumer.poll(LEAVE_POLL_S)
+    return True
+
+
 class NotAllowed(InvalidInput):
     """Kafka does not let this broker stand for election."""
 
@@ -91,6 +110,7 @@ class Election:
         *, on_change: Callable[[bool], None], on_error: Callable[[BasculeError], None], on_doubt: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._settings = member_settings(kafka, group, instance, session_timeout_s)
+        self._kafka = kafka
         self._consumer = clients.consumer(self._settings)
         self._session_timeout_s = session_timeout_s
         self._fence = InstanceFence()
@@ -128,31 +148,40 @@ class Election:
         if error.code() in _REFUSED:
             return NotAllowed(f"no election in group {self._group} over topic {self._topic}: {error.str()}: {_REFUSED[error.code()]}")
         if fenced(error):
+            why = f"Kafka has given the name {self._instance!r} to another client"
+            self._on_doubt(why)
             try:
                 self._fence.meet()
             except SameInstance:
-                return SameInstance(f"another broker runs as {self._instance!r}; give each broker a data directory of its own")
+                if self._name_is_kept():
+                    return SameInstance(f"another broker runs as {self._instance!r}; give each broker a data directory of its own")
+            log.warning("standing for election again", reason=why)
             self._stand_again()
         return None
+
+    def _name_is_kept(self) -> bool:
+        """Return whether the client that has taken the name of this broker keeps it. A standby that has removed this broker does not."""
+        admin, deadline_s = clients.admin(self._kafka), time.monotonic() + NAME_KEPT_S
+        try:
+            while time.monotonic() < deadline_s and not self._closing.is_set():
+                group = admin.describe_consumer_groups([self._group], request_timeout=CONFIRM_S)[self._group].result(CONFIRM_S)
+                if self._instance not in (member.group_instance_id for member in group.members):
+                    return False
+                self._closing.wait(POLL_S)
+        except (KafkaException, TimeoutError):
+            return False  # if another broker has the name, it takes the name again
+        return not self._closing.is_set()
 
     def _stand(self) -> None:
         self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
 
     def _stand_again(self) -> None:
-        why = f"Kafka has given the name {self._instance!r} to another client"
-        log.warning("standing for election again", reason=why)
-        self._on_doubt(why)
         self._consumer.close()
         self._consumer = clients.consumer(self._settings)
         self._stand()
 
     def _leave(self) -> None:
-        """Leave the group. A member with a static name does not leave by closing, so that it may return."""
-        self._consumer.unsubscribe()
-        deadline_s = time.monotonic() + LEAVE_S
-        while self._elected and time.monotonic() < deadline_s:
-            self._consumer.poll(POLL_S)
-        self._consumer.poll(POLL_S)
+        leave(self._consumer, LEAVE_S)
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign(partitions)

@@ -14,10 +14,10 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from bascule.core.errors import Unavailable
 from bascule.kafka import clients
-from bascule.kafka.election import member_settings
+from bascule.kafka.election import leave, member_settings
 from bascule.kafka.errors import words
 
-#: Timeout, in seconds, for the description of the group, and for joining it.
+#: Timeout, in seconds, for the description of the group, for joining it, and for leaving it.
 ANSWER_S: Final = 5.0
 _POLL_S: Final = 0.02
 
@@ -35,8 +35,8 @@ def evict(kafka: Mapping[str, Any], group: str, topic: str, instance: str, membe
         consumer = clients.consumer({**member_settings(kafka, group, instance, session_timeout_s), "reconnect.backoff.ms": 10})
         try:
             _join(consumer, topic)
-            consumer.unsubscribe()
-            consumer.poll(_POLL_S)
+            if not leave(consumer, ANSWER_S):
+                raise TimeoutError
         finally:
             consumer.close()
     except (KafkaException, TimeoutError) as error:

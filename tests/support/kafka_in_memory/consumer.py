@@ -174,8 +174,9 @@ class MemoryConsumer(MemoryClient):
             self._callbacks["revoke"] = self._callbacks["lost"]
             self.kafka.balance(self.group)
 
-    def memberid(self) -> str:
-        return f"{self.instance}-{id(self)}"
+    def memberid(self) -> str | None:
+        with self.kafka.turn:
+            return f"{self.instance}-{id(self)}" if self in self.kafka.members[self.group] else None
 
     def wanted_topics(self) -> set[str]:
         return {

@@ -21,11 +21,12 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import GroupOffset, KafkaRecord
 from bascule.threads.background import in_background
 from bascule.xa.xid import branch, new_gtrid
+from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 
 PLACE = Place("payments", 0)
 SPEC = ActivationSpec(topics=(PLACE.topic,), group="shop")
-WAIT_S = 60.0
+WAIT_S = 60.0 * SLOWNESS
 
 
 class Group:

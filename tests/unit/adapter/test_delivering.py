@@ -20,10 +20,11 @@ from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.core.errors import TooLarge
 from bascule.core.kafka_records import Outgoing
+from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 
 PLACE = Place("topic", 0)
-LONG_S = 40.0
+LONG_S = 40.0 * SLOWNESS
 SPEC = ActivationSpec(topics=("topic",), group="g", workers=1, order="partition", retries=1, backoff=Backoff(0, 1, 0))  # type: ignore[arg-type]
 
 
@@ -121,7 +122,9 @@ def test_records_are_delivered_again_after_hanging_endpoint_returns(monkeypatch:
         if record.offset < 3:
             released.wait(LONG_S)
 
-    spec = ActivationSpec(topics=("topic",), group="g", workers=1, retries=0, delivery_timeout_s=0.05)
+    spec = ActivationSpec(
+        topics=("topic",), group="g", workers=1, retries=0, delivery_timeout_s=1.0
+    )  # much longer than the third record needs
     with at_work(hang, taken, range(1, 4), spec) as counts:
         wait_for(lambda: counts.hung == 2, "two workers to hang", LONG_S)
         assert taken.done == []

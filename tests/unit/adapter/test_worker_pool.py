@@ -17,9 +17,10 @@ from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.core.errors import InvalidInput
 from bascule.threads.background import in_background
+from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 
-LONG_S = 30.0
+LONG_S = 30.0 * SLOWNESS
 PLACE = Place("topic", 0)
 
 

@@ -14,11 +14,12 @@ from bascule.adapter.inbound.deliveries import RecordDelivery
 from bascule.adapter.inbound.state import Place, Ref
 from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.threads.background import in_background
+from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 
 PLACE = Place("topic", 0)
 SOON_S = 0.3
-LONG_S = 30.0
+LONG_S = 30.0 * SLOWNESS
 
 
 def delivery(offset: int, delay_s: float = 0.0, token: str = "t") -> RecordDelivery:

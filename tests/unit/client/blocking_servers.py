@@ -10,6 +10,7 @@ from bascule.amqp.connection import Connection
 from bascule.client import (
     Queue,
 )
+from tests.support.speed import SLOWNESS
 from tests.unit.client.server import obliging
 
 QUEUE = Queue("q")
@@ -20,7 +21,7 @@ def failover(url: str) -> str:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30 * SLOWNESS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

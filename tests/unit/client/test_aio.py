@@ -26,6 +26,7 @@ from bascule.client import (
 from bascule.client.message import encode
 from bascule.core.errors import BasculeError
 from bascule.jms.message import JmsMessage
+from tests.support.speed import SLOWNESS
 from tests.unit.client.coroutines import QUEUE, cancel_when, run_async
 from tests.unit.client.server import BODIES, obliging, server, serving
 
@@ -37,7 +38,7 @@ async def test_async_context_sends_receives_and_browses_messages() -> None:
             assert await context.producer(QUEUE).send_many(map(str, range(1_200))) == 1_200
             assert (await context.send(QUEUE, "x")).message_id
             async with await context.consumer(QUEUE, prefetch=0) as consumer:  # with a prefetch, a pause would end the iteration
-                assert [message.body async for message in consumer.messages(0.2)] == list(BODIES)
+                assert [message.body async for message in consumer.messages(2.0 * SLOWNESS)] == list(BODIES)
             assert [message.body async for message in context.browse(QUEUE)] == list(BODIES)
 
 

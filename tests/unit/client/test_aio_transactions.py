@@ -16,11 +16,12 @@ from bascule.client import Acknowledge, IllegalState, Queue, TimedOut, Transacti
 from bascule.client.aio import AsyncContext
 from bascule.jms.message import decode_message
 from bascule.threads.background import in_background
+from tests.support.speed import SLOWNESS
 from tests.unit.client.coroutines import run_async
 from tests.unit.client.server import obliging, server
 
 QUICK, SLOW, GO = Queue("quick"), Queue("slow"), Queue("go")
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLOWNESS
 
 
 class Slow:

@@ -16,9 +16,10 @@ from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka import clients, compacted
 from bascule.kafka.compacted import DELETIONS_KEPT_S, Appender, OffsetUnknown, TableReader, await_stored
+from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 
-SOON_S = 30.0
+SOON_S = 30.0 * SLOWNESS
 
 
 class Topic:

@@ -13,8 +13,9 @@ from confluent_kafka import KafkaError, TopicPartition
 from bascule.embedded.process import free_port
 from bascule.kafka import history
 from bascule.kafka.history import LagMirror
+from tests.support.speed import SLOWNESS
 
-ENDED_S = 20.0
+ENDED_S = 20.0 * SLOWNESS
 
 
 def test_lag_mirror_closes_while_kafka_is_away() -> None:

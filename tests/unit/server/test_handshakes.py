@@ -32,9 +32,10 @@ from bascule.server.connection import ClientConnection
 from bascule.server.handshakes import HandshakeLimits, Handshakes
 from bascule.server.listener import Listener
 from tests.support.certificates import Authority
+from tests.support.speed import SLOWNESS
 from tests.unit.server.served import Served
 
-SOON_S = 20.0
+SOON_S = 20.0 * SLOWNESS
 
 
 def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -104,14 +105,12 @@ class Raw:
                 self.amqp.receive(data, time.monotonic())
         return self.amqp
 
-    async def ended(self) -> float:
-        """Return after how many seconds the broker ends the connection."""
-        begun_s = time.monotonic()
+    async def ended(self) -> None:
+        """Return when the broker has ended the connection. Raises TimeoutError."""
         with suppress(ConnectionError):
             async with asyncio.timeout(SOON_S):
                 while await self.reader.read(65536):
                     pass
-        return time.monotonic() - begun_s
 
     def close(self) -> None:
         self.writer.close()
@@ -122,7 +121,7 @@ async def test_silent_peer_is_closed_after_the_timeout() -> None:
     served = Guarded(HandshakeLimits(0, 0, 0.3))
     async with listening(served) as found:
         silent = await Raw.to(found.port)
-        assert await silent.ended() < 5
+        await silent.ended()
         assert not len(served.handshakes)
         silent.close()
 
@@ -139,7 +138,7 @@ async def test_slow_peer_is_closed_after_the_timeout() -> None:
                 await asyncio.sleep(0.05)
 
         task = asyncio.create_task(dribble())
-        assert await slow.ended() < 5
+        await slow.ended()
         task.cancel()
         slow.close()
 
@@ -153,11 +152,9 @@ async def test_peer_that_stops_in_its_tls_handshake_is_closed_after_the_timeout(
     async with listening(served) as found:
         silent = await Raw.to(found.port)
         silent.writer.write(b"\x16\x03\x01")  # the beginning of a handshake
-        begun_s = time.monotonic()
         while not len(served.handshakes):
             await asyncio.sleep(0)
-        assert await silent.ended() < 5
-        assert time.monotonic() - begun_s < 5
+        await silent.ended()
         assert not len(served.handshakes)
         silent.close()
 

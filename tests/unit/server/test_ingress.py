@@ -22,9 +22,10 @@ from bascule.journal.records import MESSAGES_PER_RECORD_MAX, KafkaOrigin, Kind, 
 from bascule.server import ingress
 from bascule.server.ingress import IngressTail
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+from tests.support.speed import SLOWNESS
 
 SENDS = 3 * CHUNKS_MAX
-WAIT_S = 30.0
+WAIT_S = 30.0 * SLOWNESS
 
 
 class Record:

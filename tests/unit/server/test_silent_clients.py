@@ -15,6 +15,7 @@ from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.performatives import Role, Source, Target
 from bascule.amqp.sasl import AnonymousClient, SaslClient
 from bascule.testing.broker import message_bytes
+from tests.support.speed import SLOWNESS
 from tests.unit.server.served import QUEUE, Client, Served, run_async
 
 BODY = "x" * 100_000
@@ -62,7 +63,7 @@ async def store(served: Served) -> None:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(25):
+    async with asyncio.timeout(25 * SLOWNESS):
         while not true():
             await asyncio.sleep(0.01)
 

@@ -10,11 +10,12 @@ import pytest
 
 from bascule.server import standbys
 from bascule.server.standbys import LINE_BYTES_MAX, StandbyListener, watch
+from tests.support.speed import SLOWNESS
 from tests.unit.server.served import run_async
 
 MEMBER = "one-1"
 HOST = "127.0.0.1"
-WAIT_S = 60.0
+WAIT_S = 60.0 * SLOWNESS
 
 
 @asynccontextmanager

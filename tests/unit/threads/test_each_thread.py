@@ -24,13 +24,14 @@ from bascule.testing.xa import ModelLog
 from bascule.threads.lasting import EXIT_CODE
 from bascule.xa import TransactionManager
 from bascule.xa.reaper import Reaper
+from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 from tests.unit.adapter.test_activation import Hanging
 from tests.unit.client.server import obliging, server
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "src" / "bascule"
-WAIT_S = 60.0
+WAIT_S = 60.0 * SLOWNESS
 
 #: Threads of the broker's process: scripts that start each thread on Kafka in memory and make it fail.
 BEGIN = """
@@ -69,6 +70,7 @@ topics.TopicWatch(SETTINGS, Settings())
 from bascule.server.ingress import IngressTail
 from bascule.testing.broker import BrokerInMemory
 from tests.support.kafka_in_memory import MemoryConsumer
+from tests.support.speed import SLOWNESS
 MemoryConsumer.consume = lambda *_: exit(3)
 async def tail():
     IngressTail(SETTINGS, "topic", 0, BrokerInMemory().engine, asyncio.get_running_loop())

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.support import stacks
+from tests.support.speed import SLOWNESS
 
 ROOT = Path(__file__).parents[3]
-WAIT_S = 60.0
+WAIT_S = 60.0 * SLOWNESS
 HANGING = """
 import signal, subprocess, sys, threading
+from tests.support.speed import SLOWNESS
 CHILD = "import threading\\ndef waits_for_ever(): print(1, flush=True); threading.Event().wait()\\nwaits_for_ever()"
 def test_hangs():
     with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE) as child:

@@ -11,11 +11,13 @@ import pytest
 
 from bascule.threads.background import in_background
 from bascule.threads.lasting import EXIT_CODE, lasting_thread
+from tests.support.speed import SLOWNESS
 
-WAIT_S = 30.0
+WAIT_S = 30.0 * SLOWNESS
 FAILING = """
 import logging, threading
 from bascule.threads.lasting import end_process, lasting_thread
+from tests.support.speed import SLOWNESS
 logging.basicConfig()
 def target():
     {body}

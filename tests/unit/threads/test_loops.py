@@ -11,8 +11,9 @@ import pytest
 
 from bascule.threads.background import in_background
 from bascule.threads.loops import LoopGone, on_loop
+from tests.support.speed import SLOWNESS
 
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLOWNESS
 
 
 @contextmanager

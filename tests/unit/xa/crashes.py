@@ -13,11 +13,12 @@ from bascule.xa.log import LogState, Outcome
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass
 from bascule.xa.transaction import Transaction, TransactionEnvironment
+from tests.support.speed import SLOWNESS
 
 MANAGER = "shop"
 VOTES = ("yes", "read-only", "no")
 ENDINGS = ("commit", "rollback")
-TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0 * SLOWNESS
 
 
 class Crash(BaseException):

@@ -17,8 +17,9 @@ from bascule.xa.aio import AsyncTransaction, AsyncTransactionManager
 from bascule.xa.errors import NoTransaction, OutOfOrder, ResourceFailed
 from bascule.xa.report import TransactionFinding
 from bascule.xa.two_phase import TransactionStatus
+from tests.support.speed import SLOWNESS
 
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLOWNESS
 
 
 class Gate:

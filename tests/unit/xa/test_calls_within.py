@@ -33,9 +33,10 @@ from bascule.xa.local_database import LocalDatabaseResource
 from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import branch, new_gtrid
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+from tests.support.speed import SLOWNESS
 from tests.unit.client.server import obliging, server
 
-WAIT_S = 30.0
+WAIT_S = 30.0 * SLOWNESS
 ORDERS = Queue("orders")
 
 

@@ -16,9 +16,10 @@ from bascule.xa.database import DbapiResource
 from bascule.xa.errors import ResourceError, ResourceFailed, RetryLater, UnknownXid
 from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid
+from tests.support.speed import SLOWNESS
 
 FIRST, SECOND = Xid(7, b"first", b"db"), Xid(7, b"second", b"db")
-WAIT_S = 30.0
+WAIT_S = 30.0 * SLOWNESS
 
 
 class Missing(Exception):

@@ -30,8 +30,9 @@ from bascule.xa.errors import OutOfOrder, ResourceFailed
 from bascule.xa.log import Decision
 from bascule.xa.xid import Xid
 from tests.support.django_orm import Payment, database, items
+from tests.support.speed import SLOWNESS
 
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLOWNESS
 
 
 @pytest.fixture
@@ -379,7 +380,7 @@ def test_work_after_commit_in_same_block_is_autonomous(manager: TransactionManag
 def test_django_statements_after_timeout_are_refused_until_block_ends(manager: TransactionManager) -> None:
     def work() -> None:
         over = threading.Event()
-        with manager.begin(timeout_s=0.1) as running:
+        with manager.begin(timeout_s=1.0 * SLOWNESS) as running:  # time for the first payment on a busy machine
             pay("one")
             cursor = connections["shop"].cursor()
             running.after_completion(lambda _: over.set())

@@ -20,8 +20,9 @@ from bascule.xa import TransactionManager, blocking
 from bascule.xa.blocking import in_threads
 from bascule.xa.errors import ResourceFailed
 from bascule.xa.two_phase import TransactionStatus
+from tests.support.speed import SLOWNESS
 
-WAIT_S: Final = 20.0
+WAIT_S: Final = 20.0 * SLOWNESS
 #: How long a step waits for an event that must not happen.
 NEVER_S: Final = 0.02
 LINES_MAX: Final = 200

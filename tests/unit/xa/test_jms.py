@@ -25,11 +25,12 @@ from bascule.xa.errors import BranchRolledBack, Code, ResourceError, ResourceFai
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
 from tests.support.outage import Door
+from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 from tests.unit.client.server import BODIES, obliging, server
 
 THREADS = 4
-WAIT_S = 30.0
+WAIT_S = 30.0 * SLOWNESS
 
 
 def test_refused_session_does_not_affect_other_branches_on_connection() -> None:

@@ -23,13 +23,14 @@ from bascule.xa.errors import XA_OK, XA_RDONLY, BranchHeuristic, BranchRolledBac
 from bascule.xa.jms import JmsResource
 from bascule.xa.resource import Vote
 from bascule.xa.xid import Xid, branch, new_gtrid
+from tests.support.speed import SLOWNESS
 from tests.unit.client.blocking_servers import eventually
 from tests.unit.client.server import server, serving
 from tests.unit.client.test_connection_thread import wakes
 
 REFUSED = Rejected(Error(NOT_FOUND, "no such queue"))
 ORDERS, GO = Queue("orders"), Queue("go")
-WAIT_S = 60.0
+WAIT_S = 60.0 * SLOWNESS
 #: Requests that the server records.
 DECLARE, MESSAGE = "declare", "message"
 

@@ -30,10 +30,11 @@ from bascule.xa.transaction import Transaction
 from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import Xid, branch, new_gtrid
 from tests.support.outage import THREADS, Door, Service, told_together
+from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 
 #: Time limit of an answer, also on a busy machine.
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLOWNESS
 
 
 class Clients:

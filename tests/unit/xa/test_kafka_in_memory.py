@@ -23,9 +23,10 @@ from bascule.xa.kafka_protocol import LIMITS, BranchLimits, LogEntry
 from bascule.xa.log import Decision, Heuristic, LogDamaged, Outcome
 from bascule.xa.xid import branch, new_gtrid
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 30.0 * SLOWNESS
 COMMIT = Decision(b"g1", Outcome.COMMIT, ("a", "b"), 1, "one", ("t", ""))
 #: Each recovery looks for old messages, and a message is old as soon as it was sent.
 OLD_AT_ONCE = BranchLimits(clean_interval_s=0.0, unprepared_kept_s=-60.0)

@@ -14,9 +14,10 @@ from bascule.xa import HeuristicOutcome, TransactionInDoubt, TransactionManager
 from bascule.xa.errors import BranchHeuristic, ResourceFailed
 from bascule.xa.metrics import TransactionCollector, serve_metrics
 from bascule.xa.two_phase import TransactionPhase
+from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLOWNESS
 Value = Callable[..., float | None]
 
 

@@ -16,8 +16,9 @@ from bascule.xa.errors import Code, ResourceFailed
 from bascule.xa.log import Decision, Heuristic, Outcome
 from bascule.xa.plan import Action
 from bascule.xa.xid import branch, new_gtrid
+from tests.support.speed import SLOWNESS
 
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLOWNESS
 
 
 class Shop:

@@ -12,8 +12,9 @@ from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa import manager as managing
 from bascule.xa.errors import ResourceFailed
 from bascule.xa.resource import CommitPriority
+from tests.support.speed import SLOWNESS
 
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLOWNESS
 
 
 class Rendezvous:

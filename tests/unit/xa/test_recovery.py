@@ -20,12 +20,13 @@ from bascule.xa.plan import Action, RecoveryView, plan
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import RecoveryProtocol
 from bascule.xa.xid import Xid, branch, deadline_ms_of, log_id_of_gtrid, manager_of, new_gtrid
+from tests.support.speed import SLOWNESS
 
 NOW_MS = 1_790_000_000_000
 LATER_MS = NOW_MS + 60_000
 #: Time limit of an answer, also on a busy machine.
 ANSWER_S = 2.0
-LONG_S = 30.0
+LONG_S = 30.0 * SLOWNESS
 
 
 def view(branches: dict[str, list[Xid]], *decisions: Decision, live: tuple[bytes, ...] = (), now: int = NOW_MS) -> RecoveryView:

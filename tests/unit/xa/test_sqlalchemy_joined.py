@@ -21,8 +21,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import Propagation, TransactionManager, TransactionRolledBack, TransactionTimedOut
 from bascule.xa.sqlalchemy import SqlAlchemyResource
+from tests.support.speed import SLOWNESS
 
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLOWNESS
 
 
 class Base(DeclarativeBase):

@@ -21,8 +21,9 @@ from bascule.xa.log import Outcome
 from bascule.xa.plan import Action
 from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import branch, deadline_ms_of, new_gtrid
+from tests.support.speed import SLOWNESS
 
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLOWNESS
 
 
 class Down:

@@ -22,10 +22,13 @@ from bascule.xa import reaper as reaping
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, ResourceFailed
 from bascule.xa.forks import register_for_forks
 from bascule.xa.two_phase import TransactionStatus
+from tests.support.speed import SLOWNESS
 
 #: These tests fork a process with threads on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLOWNESS
+#: Timeout of a transaction that is to exceed it. The work before that takes milliseconds, on a busy machine more.
+TIMES_OUT_S = 1.0 * SLOWNESS
 
 
 class Gate:
@@ -259,7 +262,7 @@ def test_abandoned_transaction_is_rolled_back_after_timeout(
     manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaping, "GRACE_S", 0.0)
-    abandoned = manager.begin(timeout_s=0.2)
+    abandoned = manager.begin(timeout_s=TIMES_OUT_S)
     abandoned.enlist(one).append("kept")
     wait_until(lambda: abandoned.status is TransactionStatus.ROLLED_BACK)
     assert one._active == {}
@@ -271,7 +274,7 @@ def test_very_long_timeout_does_not_stop_timeouts_of_other_transactions(
 ) -> None:
     monkeypatch.setattr(reaping, "GRACE_S", 0.0)
     endless = manager.begin(timeout_s=10 * threading.TIMEOUT_MAX)
-    abandoned = manager.begin(timeout_s=0.2)
+    abandoned = manager.begin(timeout_s=TIMES_OUT_S)
     abandoned.enlist(one).append("kept")
     wait_until(lambda: abandoned.status is TransactionStatus.ROLLED_BACK)
     manager.begin().rollback()
@@ -284,7 +287,7 @@ def test_application_that_returns_after_timeout_gets_transaction_timed_out(
     monkeypatch.setattr(reaping, "GRACE_S", 0.0)
 
     def work(error: Exception | None) -> None:
-        with manager.begin(timeout_s=0.2) as transaction:
+        with manager.begin(timeout_s=TIMES_OUT_S) as transaction:
             transaction.enlist(one).append("work")
             wait_until(lambda: transaction.status is TransactionStatus.ROLLED_BACK)
             with pytest.raises(TransactionTimedOut):
@@ -307,7 +310,7 @@ def test_running_commit_beyond_timeout_is_not_rolled_back(monkeypatch: pytest.Mo
     gate = Gate("one.commit.before")
     one = ModelResource("one", watch=gate)
     with TransactionManager("shop", ModelLog(), [one]) as manager:
-        transaction = manager.begin(timeout_s=0.3)
+        transaction = manager.begin(timeout_s=TIMES_OUT_S)
         transaction.enlist(one).append("work")
         thread = threading.Thread(target=transaction.commit)
         thread.start()

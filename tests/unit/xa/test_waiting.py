@@ -14,8 +14,9 @@ from bascule.xa.errors import Code, OutOfOrder, ResourceFailed
 from bascule.xa.log import Heuristic, Outcome
 from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import Xid
+from tests.support.speed import SLOWNESS
 
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLOWNESS
 
 
 class StallingLock:
