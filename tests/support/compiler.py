@@ -10,7 +10,6 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-
 #: Characters of the compiler's output that the message contains.
 SHOWN_CHARACTERS_MAX = 200
 
