@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check format bench bench-pipelines bench-latency soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled fuzz-compiled
+.PHONY: help setup up demo test test-fast check format bench bench-bridge bench-latency soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled fuzz-compiled
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,6 +18,9 @@ TEST_JAR_SETS := qpid-jms-javax spring artemis maven narayana atomikos spring-bo
 ARGS ?=
 # Number of test processes, each with its own services. "auto" lets tests/conftest.py decide.
 WORKERS ?= auto
+# Rounds of `make bench-bridge`, and messages that wait before a bridge starts.
+ROUNDS ?= 3
+RECORDS ?= 100000
 # Duration of a soak, and of the fuzzing of each harness.
 SECONDS ?= 1800
 
@@ -118,8 +121,9 @@ test-compiled: setup ## the unit, property and simulation tests on compiled modu
 bench: setup ## compare Bascule and Artemis under the same load
 	$(BIN)/python -m bench.run $(ARGS)
 
-bench-pipelines: setup ## compare a divert with Spark's own Kafka sink
-	$(BIN)/python -m bench.pipelines $(ARGS)
+bench-bridge: setup ## compare Bascule's bridge with Apache Camel and Spark's own Kafka sink (ROUNDS=1 RECORDS=1000 for a trial)
+	@$(BIN)/python -m bascule.embedded.jars fetch artemis camel
+	$(BIN)/python -m bench.bridge --rounds $(ROUNDS) --records $(RECORDS) $(ARGS)
 
 bench-latency: setup ## measure latency across the bridge at fixed rates
 	$(BIN)/python -m bench.latency $(ARGS)

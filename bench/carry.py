@@ -1,10 +1,10 @@
-"""The programs that bench/pipelines.py measures: Bascule's pipelines with one plain divert, or Spark's own Kafka sink.
+"""Spark's own Kafka sink, which bench/bridge.py compares with Bascule's pipelines.
 
-    python -m bench.carry divert|sink|copy SERVERS PREFIX TARGET CHECKPOINTS
+    python -m bench.carry sink|copy SERVERS PREFIX TARGET CHECKPOINTS
 
-All programs read the journal PREFIX.journal with the same Spark settings, in batches of the same size. ``sink`` maps messages with the code
-of the divert in a mapInArrow, and writes them with Spark's at-least-once Kafka sink: no fence, no position, no transaction. ``copy`` is
-that sink with unchanged journal values and without Python: the least that a Kafka record costs in Spark.
+Both programs read the journal PREFIX.journal with the Spark settings of the pipelines. ``sink`` maps messages with the code of the divert
+in a mapInArrow, and writes them with Spark's at-least-once Kafka sink: no fence, no position, no transaction. ``copy`` is that sink with
+unchanged journal values and without Python: the least that a Kafka record costs in Spark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from bascule.core.topics import JournalTopics
 from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER
 from bascule.jms.to_kafka import record_of, target_topic
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, decode_send, entries
-from bascule.pipelines.driver import run_pipelines
 from bascule.pipelines.spark import journal_rows, kafka_stream, spark_session
 from bascule.pipelines.spec import EARLIEST, DivertSpec, PipelinesSpec, StartPosition
 
@@ -94,11 +93,7 @@ def run_sink(options: PipelinesSpec, rows: Callable[[DataFrame, PipelinesSpec], 
 def main() -> None:
     """Run the command."""
     what, *rest = sys.argv[1:]
-    options = pipelines(*rest)
-    if what == "divert":
-        run_pipelines(options, on_ready=lambda: print("ready", flush=True))
-    else:
-        run_sink(options, mapped_rows if what == "sink" else copied_rows)
+    run_sink(pipelines(*rest), mapped_rows if what == "sink" else copied_rows)
 
 
 if __name__ == "__main__":

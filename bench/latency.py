@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,14 +168,19 @@ class Clients:
         return consumer
 
 
-def at_rate(send: Callable[[bytes], None], mark: str, rate: int, seconds: int) -> dict[bytes, float]:
+def numbered(mark: str, number: int) -> bytes:
+    """Return the mark of one message."""
+    return f"{mark:{MARK_BYTES - NUMBER_DIGITS}}{number:0{NUMBER_DIGITS}}".encode()
+
+
+def at_rate(send: Callable[[bytes], None], mark: str, rate: int, numbers: Iterable[int]) -> dict[bytes, float]:
     """Send at a fixed rate, whatever the answers are. Return when each message was due, by its mark."""
     due_s: dict[bytes, float] = {}
     begun_s = time.monotonic()
-    for number in range(rate * seconds):
+    for number in numbers:
         due = begun_s + number / rate
         time.sleep(max(0.0, due - time.monotonic()))
-        said = f"{mark:{MARK_BYTES - NUMBER_DIGITS}}{number:0{NUMBER_DIGITS}}".encode()
+        said = numbered(mark, number)
         due_s[said] = due
         send(said)
     return due_s
@@ -184,7 +189,7 @@ def at_rate(send: Callable[[bytes], None], mark: str, rate: int, seconds: int) -
 def measure(up: Up, clients: Clients, path: str, mark: str, rate: int, seconds: int) -> dict[str, Any]:
     """Send for some seconds, and return the latencies in ms and the processor time of all processes of Bascule."""
     before_s, begun_s = used_s(up), time.monotonic()
-    due_s = at_rate(lambda said: clients.send(path, said), mark, rate, seconds)
+    due_s = at_rate(lambda said: clients.send(path, said), mark, rate, range(rate * seconds))
     span_s, after_s = time.monotonic() - begun_s, used_s(up)
     seen = clients.arrivals
     with suppress(Late):  # the messages that are missing are counted

@@ -28,7 +28,7 @@ def test_messages_are_due_at_a_fixed_rate_even_if_each_send_is_slow() -> None:
         sent.append(mark)
         sum(range(200_000))  # longer than the interval
 
-    due_s = at_rate(send, "0 plain 500", 500, 1)
+    due_s = at_rate(send, "0 plain 500", 500, range(500))
     assert sent == [*due_s]
     assert len({*sent}) == 500
     assert {len(mark) for mark in sent} == {MARK_BYTES}
