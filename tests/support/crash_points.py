@@ -1,4 +1,4 @@
-"""Crash points in the process of a test, where a function of the test takes the place of the signal."""
+"""Crash points in the process of a test."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 from bascule.core import crash
 
 
-def at_crash_points(patch: pytest.MonkeyPatch, act: Callable[[str], object]) -> None:
-    """Call ``act`` with the name of each crash point that this process passes. ``act`` may raise an exception."""
+def at_crash_points(patched: pytest.MonkeyPatch, act: Callable[[str], None]) -> None:
+    """Call ``act`` with the name of each crash point that this process passes, in the state that the table of the points describes."""
 
     def point(name: str, bring_about: Callable[[], object] | None = None) -> None:
+        if bring_about is not None:
+            bring_about()
         act(name)
 
-    patch.setattr(crash, "point", point)
+    patched.setattr(crash, "point", point)
