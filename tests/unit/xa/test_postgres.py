@@ -22,9 +22,8 @@ from bascule.xa.recovery import Recoverer
 from bascule.xa.resource import Vote
 from bascule.xa.sqlalchemy import SqlAlchemyResource
 from bascule.xa.xid import Xid, branch, new_gtrid
-from tests.support.speed import SLOWNESS
 
-TIMEOUT_S = 30.0 * SLOWNESS
+TIMEOUT_S = 30.0
 
 
 @pytest.mark.parametrize("conninfo", ["postgres:/ann:hunter2@db/shop", "host=db pasword=hunter2", "host=db hunter2"])

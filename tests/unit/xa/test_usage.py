@@ -23,12 +23,12 @@ from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, Resou
 from bascule.xa.forks import register_for_forks
 from bascule.xa.two_phase import TransactionStatus
 from tests.support.speed import SLOWNESS
+from tests.support.system import wait_for
 
 #: These tests fork a process with threads on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 WAIT_S = 20.0 * SLOWNESS
-#: Timeout of a transaction that is to exceed it. The work before that takes milliseconds, on a busy machine more.
-TIMES_OUT_S = 1.0 * SLOWNESS
+TIMES_OUT_S = 1.0 * SLOWNESS  # much more than the work needs that precedes a timeout
 
 
 class Gate:
@@ -59,10 +59,7 @@ def manager(one: ModelResource) -> Iterator[TransactionManager]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        threading.Event().wait(0.01)
+    wait_for(condition, "the condition", WAIT_S / SLOWNESS)
 
 
 # -- tasks
