@@ -87,6 +87,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=tuple(BRIDGES), help="measure only this bridge; may be repeated")
     options = parser.parse_args()
     options.rate = options.rate or [100, 1000]
+    if min(options.records, options.rounds, options.seconds, options.kill_rate, *options.rate) < 1 or options.kills < 0:
+        parser.error("--records, --rounds, --seconds, --rate and --kill-rate are at least 1, and --kills is at least 0")
     if options.bytes < MARK_BYTES:
         parser.error(f"--bytes {options.bytes}: a body has at least {MARK_BYTES} bytes, its mark")
     return options
@@ -95,7 +97,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the benchmark. The exit code tells whether Bascule lost, duplicated or reordered anything."""
     options = arguments()
-    chosen = options.only or list(DEFAULT)
+    chosen = list(dict.fromkeys(options.only or DEFAULT))
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
     before = machine()
     with tempfile.TemporaryDirectory(prefix="bascule-bridge-") as name, EmbeddedKafka(Path(name) / "kafka") as kafka:

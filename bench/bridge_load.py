@@ -147,7 +147,7 @@ def backlog(bridge: Bridge, clients: Clients, path: str, count: int) -> dict[str
 def latency(bridge: Bridge, clients: Clients, path: str, rate: int, seconds: int) -> dict[str, Any]:
     """Send at a fixed rate, after a warm-up. Return the latencies in ms, and what each part used during the sends, in percent of a core."""
     before = len(clients.arrivals[path].at_s)
-    warm = clients.at_rate(path, f"warm {rate} {path}", WARM_UP_RATE, range(WARM_UP_RATE * WARM_UP_S))
+    warm = clients.at_rate(path, f"w{rate} {path}", WARM_UP_RATE, range(WARM_UP_RATE * WARM_UP_S))
     before += len(warm)
     clients.await_count(path, before)
     used, began_s = bridge.usage(), time.monotonic()

@@ -53,7 +53,7 @@ def backlog_table(results: Mapping[str, Runs]) -> str:
                 path, TITLES[name], spread((run["records_per_s"] for run in found), 0), by_part(found, "cpu_us"), spread(totals, 0),
                 by_part(found, "rss_mb"), *flaws(found),
             ])  # fmt: skip
-        rows += ratio_rows(path, runs, "records_per_s", more_is_better=True)
+        rows += ratio_rows(path, runs, "records_per_s")
     return markdown(rows)
 
 
@@ -92,13 +92,13 @@ def by_path(results: Mapping[str, Runs], part: Callable[[dict[str, Any]], dict[s
         yield path, {name: runs for name, runs in found.items() if runs}
 
 
-def ratio_rows(path: str, runs: Mapping[str, Runs], key: str, *, more_is_better: bool) -> list[list[str]]:
+def ratio_rows(path: str, runs: Mapping[str, Runs], key: str) -> list[list[str]]:
     """Return how many times better Bascule is than each other bridge: the ratio of each round."""
     rows = []
     for name, theirs in runs.items():
         if name != Bascule.name and Bascule.name in runs:
             pairs = zip(runs[Bascule.name], theirs, strict=True)
-            ratios = [ours[key] / other[key] if more_is_better else other[key] / ours[key] for ours, other in pairs]
+            ratios = [ours[key] / other[key] for ours, other in pairs]
             rows.append([path, f"**{Bascule.name} : {name}**", f"**{spread(ratios, 2)}**", "", "", "", *[""] * len(FLAWS)])
     return rows
 

@@ -170,6 +170,7 @@ class Clients:
 
 def numbered(mark: str, number: int) -> bytes:
     """Return the mark of one message."""
+    assert len(mark) <= MARK_BYTES - NUMBER_DIGITS, f"the mark {mark!r} is too long"
     return f"{mark:{MARK_BYTES - NUMBER_DIGITS}}{number:0{NUMBER_DIGITS}}".encode()
 
 
