@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bascule.amqp.scram import Verifier
+from bascule.amqp.verifiers import Verifier
 from bascule.client import Queue, connect
 from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka

@@ -54,6 +54,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "broker/duplicates.py RememberedIds._packed", "broker/duplicates.py RememberedIds.without",
         "broker/rounds.py Rounds._in_store", "broker/snapshot.py EncodedSnapshot.joined", "broker/snapshot.py Snapshot.oldest",
         "broker/snapshot.py encode", "server/housekeeping.py StoredMessages.mids_now",
+        "server/user_directory.py _ended", "server/user_directory.py roles_of",
     ),
     "loads the state, when no client is served": (
         "broker/destinations.py Destinations.create_configured", "broker/loading.py Loader._end_deliveries",

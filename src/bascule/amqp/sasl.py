@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -35,6 +36,17 @@ class AuthenticationFailed(AmqpError):
         super().__init__(self.condition, description)
 
 
+@dataclass(frozen=True, slots=True)
+class QuickCheck:
+    """A check that takes microseconds, so that it need not wait behind slow checks."""
+
+    check: Callable[[], bool]
+
+    def __call__(self) -> bool:
+        """Return whether the client is authenticated."""
+        return self.check()
+
+
 class ServerMechanism(Protocol):
     """The server's side of an exchange with any number of rounds."""
 
@@ -46,7 +58,8 @@ class ServerMechanism(Protocol):
     def step(self, response: bytes | None) -> bytes | Callable[[], bool] | None:
         """Handle a response (None: no initial one); return the next challenge, or None if the client is authenticated.
 
-        A returned function is a slow check; the client is authenticated if it returns True. Raises AuthenticationFailed.
+        A returned function is a check, slow unless it is a QuickCheck; the client is authenticated if it returns True.
+        Raises AuthenticationFailed.
         """
 
 
@@ -81,6 +94,11 @@ class SaslServer:
         self.error: AuthenticationFailed | None = None
         self.check: Callable[[], bool] | None = None
 
+    @property
+    def claimed_user(self) -> str:
+        """Return the user that the client claims to be, proven or not; "" if it has not said so yet."""
+        return self._chosen.user if self._chosen is not None else ""
+
     def first(self) -> Composite | None:
         """Return the first frame to send."""
         return SaslMechanisms(tuple(self._mechanisms))
@@ -101,7 +119,7 @@ class SaslServer:
         """Handle the result of ``check``; return the outcome."""
         mechanism, self.check = self._chosen, None
         if not proven or mechanism is None:
-            return self._fail(AuthenticationFailed("unknown user or wrong password"))
+            return self._fail(AuthenticationFailed(f"unknown user {self.claimed_user!r:.60} or wrong password"))
         return self._proven(mechanism)
 
     def _step(self, mechanism: ServerMechanism, response: bytes | None) -> Composite | None:

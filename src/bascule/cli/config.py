@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bascule.cli.output import Format, FormatOption, as_json, line, table
+from bascule.cli.output import Format, FormatOption, as_json, line, note, table
 
 ConfigOption = Annotated[
     Path | None,
@@ -29,10 +29,13 @@ def check(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> N
     """Check the settings. Report all errors, and exit with 2 if there are any."""
     from bascule.config import load
     from bascule.server.tls import amqp_tls, server_context
+    from bascule.server.user_directory import weaknesses
 
     loaded = load(config)
     amqp_tls(loaded.settings.broker.tls)
     server_context(loaded.settings.admin.tls, "admin.tls")
+    for weakness in weaknesses(loaded.settings):
+        note(f"warning: {weakness}")
     diverts, ingresses, rules = loaded.settings.divert, loaded.settings.ingress, loaded.settings.permission
     if output is Format.JSON:
         found = {"diverts": diverts, "ingresses": ingresses}

@@ -1,16 +1,16 @@
-"""``bascule user``: create password hashes for the settings, and explain permissions."""
+"""``bascule user``: change the file of users, create password hashes for the settings, and explain permissions."""
 
 from __future__ import annotations
 
 import secrets
-import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bascule.amqp.scram import ITERATIONS, ITERATIONS_MAX, SALT_BYTES, Verifier
+from bascule.amqp.verifiers import ITERATIONS, ITERATIONS_MAX, SALT_BYTES, Verifier
 from bascule.cli.config import ConfigOption
-from bascule.cli.output import Format, FormatOption, as_json, line
+from bascule.cli.output import Format, FormatOption, as_json, line, note, table
 from bascule.core.errors import InvalidInput
 from bascule.core.permissions import Permission
 
@@ -20,7 +20,24 @@ ITERATIONS_MIN = 4096
 #: Exit status of ``bascule user can`` if the user may not.
 DENIED_STATUS = 1
 
-commands = typer.Typer(help="Passwords and permissions of users.", epilog="Example:  bascule user hash", no_args_is_help=True)
+NameArgument = Annotated[str, typer.Argument(help="Name of the user")]
+IterationsOption = Annotated[
+    int,
+    typer.Option(
+        "--iterations",
+        min=ITERATIONS_MIN,
+        max=ITERATIONS_MAX,
+        help="Number of hash iterations; more iterations make it slower to guess the password, and to log in",
+    ),
+]
+PasswordFileOption = Annotated[
+    Path | None, typer.Option("--password-file", help="Read the password from the first line of this file", show_default=False)
+]
+FileOption = Annotated[Path | None, typer.Option("--file", help="File of users (default: broker.users_file)", show_default=False)]
+
+commands = typer.Typer(
+    help="Users, their passwords and permissions.", epilog="Example:  bascule user add ann --role sales", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +47,7 @@ def register(app: typer.Typer) -> None:
 
 @commands.callback()
 def _root() -> None:
-    """Passwords and permissions of users."""
+    """Users, their passwords and permissions."""
 
 
 @commands.command(epilog="Example:  bascule user can ann send orders.eu")
@@ -44,8 +61,10 @@ def can(
     """Say whether the settings give a user a permission on an address, and which rule decides. Exit with 1 if they do not."""
     from bascule.config import load
     from bascule.server.policies import permissions_of
+    from bascule.server.user_directory import read_users, roles_of
 
-    decision = permissions_of(load(config).settings).decide(user, permission, address)
+    settings = load(config).settings
+    decision = permissions_of(settings, roles_of(settings, read_users(settings))).decide(user, permission, address)
     if output is Format.JSON:
         line(as_json(decision._asdict()))
     else:
@@ -55,22 +74,87 @@ def can(
 
 
 @commands.command("hash", epilog='Example:  bascule user hash    (then, in the table broker.users:  ann = "SCRAM-SHA-256$...")')
-def hash_password(
-    iterations: Annotated[
-        int,
-        typer.Option(
-            "--iterations",
-            min=ITERATIONS_MIN,
-            max=ITERATIONS_MAX,
-            help="Number of hash iterations; more iterations make it slower to guess the password, and to log in",
-        ),
-    ] = ITERATIONS,
+def hash_password(iterations: IterationsOption = ITERATIONS, password_file: PasswordFileOption = None) -> None:
+    """Read a password from the terminal, standard input or a file, and print its hash for the table `broker.users`."""
+    from bascule.cli.user_edits import given_password
+
+    line(str(Verifier.of(given_password(password_file), secrets.token_bytes(SALT_BYTES), iterations)))
+
+
+@commands.command(epilog="Example:  bascule user add ann --role sales --role shipping")
+def add(
+    name: NameArgument,
+    role: Annotated[list[str] | None, typer.Option("--role", help="Role of the user; may be repeated", show_default=False)] = None,
+    iterations: IterationsOption = ITERATIONS,
+    password_file: PasswordFileOption = None,
+    file: FileOption = None,
+    config: ConfigOption = None,
 ) -> None:
-    """Read a password from the terminal or standard input, and print its hash for the table `broker.users`."""
-    if sys.stdin.isatty():
-        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    """Add a user to the file of users, which is created if it does not exist. A running broker knows the user within two seconds.
+
+    The password comes from the terminal, from a line of standard input, or from a file.
+    """
+    from bascule.cli import user_edits
+
+    note(user_edits.add(user_edits.target(file, config), name, role or [], iterations, password_file))
+
+
+@commands.command(epilog="Example:  bascule user passwd ann")
+def passwd(
+    name: NameArgument,
+    iterations: IterationsOption = ITERATIONS,
+    password_file: PasswordFileOption = None,
+    file: FileOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Change the password of a user in the file of users. A running broker ends the user's connections."""
+    from bascule.cli import user_edits
+
+    note(user_edits.change_password(user_edits.target(file, config), name, iterations, password_file))
+
+
+@commands.command(epilog="Example:  bascule user remove ann")
+def remove(name: NameArgument, file: FileOption = None, config: ConfigOption = None) -> None:
+    """Remove a user from the file of users. A running broker ends the user's connections."""
+    from bascule.cli import user_edits
+
+    note(user_edits.remove(user_edits.target(file, config), name))
+
+
+@commands.command(epilog="Example:  bascule user roles ann sales shipping    (ann has these two roles from now on)")
+def roles(
+    name: NameArgument,
+    role: Annotated[list[str] | None, typer.Argument(help="The roles that the user has from now on", show_default=False)] = None,
+    none: Annotated[bool, typer.Option("--none", help="Take all roles from the user")] = False,
+    file: FileOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Set the roles of a user in the file of users. Without a role, print the roles that the user has in the file.
+
+    If the user loses a role, a running broker ends the user's connections.
+    """
+    from bascule.cli import user_edits
+
+    if role and none:
+        raise InvalidInput("--none excludes roles; give the roles that the user has from now on, or --none")
+    target = user_edits.target(file, config)
+    if role or none:
+        note(user_edits.set_roles(target, name, role or []))
     else:
-        password = sys.stdin.readline().rstrip("\r\n")
-    if not password:
-        raise InvalidInput("no password was given")
-    line(str(Verifier.of(password, secrets.token_bytes(SALT_BYTES), iterations)))
+        for each in user_edits.existing(target, name).roles:
+            line(each)
+
+
+@commands.command("list", epilog="Example:  bascule user list --format json")
+def list_users(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> None:
+    """List the users of the settings and of the file of users, with their roles and the number of hash iterations."""
+    from bascule.config import load
+    from bascule.server.user_directory import listed_users
+
+    users = listed_users(load(config).settings)
+    if output is Format.JSON:
+        line(as_json([user._asdict() for user in users], indent=2))
+    else:
+        table(
+            ("user", "roles", "source", "iterations"), ((each.user, ", ".join(each.roles), each.source, each.iterations) for each in users)
+        )

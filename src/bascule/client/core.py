@@ -20,6 +20,7 @@ from bascule.amqp.performatives import Open, Role
 from bascule.amqp.sasl import AnonymousClient, AuthenticationFailed, ClientMechanism, ExternalClient, PlainClient, SaslClient
 from bascule.amqp.scram import ScramClient
 from bascule.amqp.types import Symbol
+from bascule.amqp.verifiers import DIGESTS
 from bascule.client.destination import Destination
 from bascule.client.errors import ConnectionLost, IllegalState, InvalidClientId, SecurityDenied, TimedOut, of_connection
 from bascule.client.links import PendingSend
@@ -57,7 +58,8 @@ def _mechanisms(settings: ConnectionSettings) -> list[ClientMechanism]:
     """Return the SASL mechanisms, safest first. The client uses the first one that the server offers."""
     if settings.user:
         password = settings.password or ""
-        return [ScramClient(settings.user, password, secrets.token_hex(NONCE_BYTES)), PlainClient(settings.user, password)]
+        nonce = secrets.token_hex(NONCE_BYTES)
+        return [*(ScramClient(settings.user, password, nonce, name) for name in DIGESTS), PlainClient(settings.user, password)]
     return [ExternalClient(), AnonymousClient()] if settings.own_tls else [AnonymousClient()]
 
 

@@ -13,9 +13,8 @@ from typing import Literal
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from bascule.amqp.scram import NAME as SCRAM
-from bascule.amqp.scram import Verifier
 from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition, contradiction
+from bascule.config.exposure import exposure
 from bascule.config.fields import (
     ClientSetting,
     HostPort,
@@ -31,10 +30,11 @@ from bascule.config.fields import (
     read_secret,
 )
 from bascule.config.limit import Limit
+from bascule.config.named_roles import unknown_role
+from bascule.config.passwords import read_password
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
 from bascule.config.tls import BrokerTls, Tls
-from bascule.core.access import ANY_ROLE
 from bascule.core.defaults import (
     MAX_OFFSETS_PER_TRIGGER,
     MEMORY_BYTES,
@@ -75,6 +75,10 @@ class Broker(AddressSettings):
         default={},
         description='Names of users, each with a password, its hash (`bascule user hash`), or "file:PATH" to read either from a file',
     )
+    users_file: Path | None = Field(
+        default=None,
+        description="File with more users and their roles, which `bascule user add` writes. The broker reads it again when it changes",
+    )
     roles: dict[str, tuple[str, ...]] = Field(
         default={},
         description="Names of roles, each with its users. A client with a certificate is a user by the common name of the certificate; a"
@@ -83,6 +87,11 @@ class Broker(AddressSettings):
     allow_anonymous: bool | None = Field(
         default=None,
         description="Let clients connect without a user or a certificate; unset = yes on a loopback host without users and client_ca",
+    )
+    allow_insecure: bool = Field(
+        default=False,
+        description="Accept the risk that other machines can reach a broker without TLS, which means that passwords and messages can be"
+        " read on the network, or without any `[[permission]]`, which means that each client may do everything",
     )
     max_message_bytes: ByteSize = Field(
         default=ByteSize(MESSAGE_BYTES_MAX),
@@ -189,18 +198,17 @@ class Broker(AddressSettings):
         read: dict[str, SecretStr] = {}
         for name, given in users.items():
             try:
-                password = read_secret(given.get_secret_value())
-                if is_hash(password):
-                    Verifier.parse(password)
+                read[name] = SecretStr(read_password(given.get_secret_value()))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
-            read[name] = SecretStr(password)
         return read
 
     @model_validator(mode="after")
     def _somebody_may_connect(self) -> Broker:
-        if not self.users and not self.tls.client_ca and not self.anonymous_allowed:
-            raise ValueError(f"no client could connect to host {self.host!r}; set users, tls.client_ca, or allow_anonymous = true")
+        if not self.has_users and not self.tls.client_ca and not self.anonymous_allowed:
+            raise ValueError(
+                f"no client could connect to host {self.host!r}; set users, users_file, tls.client_ca, or allow_anonymous = true"
+            )
         return self
 
     @property
@@ -208,7 +216,17 @@ class Broker(AddressSettings):
         """Return whether a client without a user may connect."""
         if self.allow_anonymous is not None:
             return self.allow_anonymous
-        return not self.users and not self.tls.client_ca and is_loopback(self.host)
+        return not self.has_users and not self.tls.client_ca and is_loopback(self.host)
+
+    @property
+    def has_users(self) -> bool:
+        """Return whether clients can log in with a password."""
+        return bool(self.users) or self.users_file is not None
+
+    @property
+    def plain_allowed(self) -> bool:
+        """Return whether clients may send passwords (SASL PLAIN)."""
+        return self.tls.enabled or is_loopback(self.host) or self.allow_insecure
 
     @property
     def passwords(self) -> dict[str, str]:
@@ -219,11 +237,6 @@ class Broker(AddressSettings):
     def url_scheme(self) -> str:
         """Return the scheme of the URL that clients use."""
         return "amqps" if self.tls.enabled else "amqp"
-
-
-def is_hash(password: str) -> bool:
-    """Return whether the text is a hash of a password."""
-    return password.startswith(f"{SCRAM}$")
 
 
 class Journal(Section):
@@ -458,15 +471,14 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _roles_known(self) -> Settings:
-        """Check that each role of a rule has users: a misspelt role would give its permission to nobody."""
-        named = [("permission", at, key, roles) for at, rule in enumerate(self.permission) for key, roles in rule.given().items()]
-        named += [("limit", at, "roles", limit.roles) for at, limit in enumerate(self.limit)]
-        for section, position, key, roles in named:
-            for role in roles:
-                if role not in self.broker.roles and (role != ANY_ROLE or section == "limit"):
-                    known = f"known are {', '.join(self.broker.roles)}" if self.broker.roles else "[broker.roles] defines none"
-                    raise located((section, position, key), f"there is no role {role!r}; {known}")
+    def _access_complete(self) -> Settings:
+        wrong = unknown_role(self.permission, self.limit, self.broker.roles)
+        if wrong is not None and self.broker.users_file is None:  # the file of users has roles, too; it is not read here
+            raise located((wrong.section, wrong.position, wrong.key), wrong.reason)
+        broker = self.broker
+        lacks = exposure(broker.host, tls=broker.tls.enabled, permissions=bool(self.permission))
+        if lacks is not None and not broker.allow_insecure:
+            raise located(("broker", "host"), lacks)
         return self
 
     @model_validator(mode="after")

@@ -14,6 +14,7 @@ from bascule.core.address_index import AddressIndex
 from bascule.core.caches import peer_cache
 from bascule.core.destination import specificity
 from bascule.core.permissions import AccessDecision, Permission, Unauthorized
+from bascule.core.roles import UserRoles
 
 #: In a rule: all clients, whatever their roles.
 ANY_ROLE: Final = "*"
@@ -30,15 +31,11 @@ class AccessRule:
 class AccessRules:
     """Gives permissions by rules (``bascule.core.permissions.Permissions``)."""
 
-    def __init__(self, rules: Iterable[AccessRule], roles: Mapping[str, Iterable[str]]) -> None:
-        """``roles`` has the users of each role. A client without a login is the user ``anonymous``."""
+    def __init__(self, rules: Iterable[AccessRule], roles: UserRoles) -> None:
+        """``roles`` may change at any time; the next decision uses the new ones."""
         self._rules = sorted(rules, key=lambda rule: specificity(rule.match))
         self._index = AddressIndex((rule.match, number) for number, rule in enumerate(self._rules))
-        of_user: dict[str, set[str]] = {}
-        for role, users in roles.items():
-            for user in users:
-                of_user.setdefault(user, set()).add(role)
-        self._roles = {user: frozenset(names) for user, names in of_user.items()}
+        self._roles = roles
 
     def authorize(self, user: str, permission: Permission, address: str) -> None:
         """Raise Unauthorized if ``user`` lacks ``permission`` on ``address``."""
@@ -56,7 +53,7 @@ class AccessRules:
         if rule is None:
             return AccessDecision(False, None, f"no [[permission]] matches address {address!r}, so nobody has any permission on it")
         roles = rule.roles.get(permission, frozenset())
-        has = ", ".join(sorted(self._roles.get(user, ()))) or "no role"
+        has = ", ".join(sorted(self._roles.of(user))) or "no role"
         gives = ", ".join(sorted(roles)) or "nobody"
         allowed = self._given(rule, user, permission)
         return AccessDecision(
@@ -70,7 +67,7 @@ class AccessRules:
 
     def _given(self, rule: AccessRule, user: str, permission: Permission) -> bool:
         roles = rule.roles.get(permission, frozenset())
-        return ANY_ROLE in roles or not roles.isdisjoint(self._roles.get(user, frozenset()))
+        return ANY_ROLE in roles or not roles.isdisjoint(self._roles.of(user))
 
 
 @peer_cache(entries=10_000, entry_bytes=2048)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from bascule.core.caches import peer_cache
+from bascule.core.roles import UserRoles
 
 
 class UserResource(StrEnum):
@@ -50,13 +51,11 @@ class LimitRule:
 class LimitRules:
     """The limits of all users."""
 
-    def __init__(
-        self, defaults: Mapping[UserResource, int], rules: Iterable[LimitRule] = (), roles: Mapping[str, Iterable[str]] | None = None
-    ) -> None:
-        """``roles`` has the users of each role. A client without a login is the user ``anonymous``."""
+    def __init__(self, defaults: Mapping[UserResource, int], rules: Iterable[LimitRule] = (), roles: UserRoles | None = None) -> None:
+        """``roles`` may change at any time: call ``forget_peers`` of bascule.core.caches, and later calls of ``of`` use the new ones."""
         self._defaults = defaults
         self._rules = tuple(rules)
-        self._roles = {role: frozenset(users) for role, users in (roles or {}).items()}
+        self._roles = UserRoles({}) if roles is None else roles
 
     def of(self, user: str, resource: UserResource) -> UserLimit:
         """Return the limit of a user on one resource."""
@@ -66,15 +65,12 @@ class LimitRules:
         """Return the limit of a user on one resource from the rules."""
         rules = [rule for rule in self._rules if resource in rule.most]
         of_user = [(rule.most[resource], f"user {user!r}") for rule in rules if user in rule.users]
-        of_roles = [(rule.most[resource], f"role {role!r}") for rule in rules for role in sorted(rule.roles) if self._has(user, role)]
+        of_roles = [(rule.most[resource], f"role {role!r}") for rule in rules for role in sorted(rule.roles & self._roles.of(user))]
         for found in (of_user, of_roles):
             if found:
                 most, whose = max(found, key=lambda each: each[0] or float("inf"))
                 return UserLimit(most, f"{resource} in [[limit]] of {whose}")
         return UserLimit(self._defaults.get(resource, 0), _NAMES.get(resource, f"broker.{resource}_per_user"))
-
-    def _has(self, user: str, role: str) -> bool:
-        return user in self._roles.get(role, ())
 
 
 @peer_cache(entries=10_000, entry_bytes=2048)

@@ -53,7 +53,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, server: Node, handshake: Handshake) -> None:
         self.server = server
         self._handshake = handshake
-        self._sasl: SaslServer
+        self.sasl: SaslServer
         self.amqp: Connection  # set once there is a transport, which may authenticate the client
         self.peer = handshake.peer
         self.client = Client(server, self)
@@ -80,9 +80,9 @@ class ClientConnection(asyncio.Protocol):
         self._transport = self._handshake.transport = cast(asyncio.Transport, transport)  # asyncio declares a BaseTransport
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         server = self.server
-        self._sasl = server.sasl(certified_name(transport))
+        self.sasl = server.sasl(certified_name(transport))
         self.amqp = Connection(
-            Role.SERVER, container_id=server.container_id, sasl=self._sasl,
+            Role.SERVER, container_id=server.container_id, sasl=self.sasl,
             idle_timeout_s=server.idle_timeout_s, require_sasl=True, started_s=self._handshake.begun_s, limits=server.amqp_limits,
             in_steps=True,
         )  # fmt: skip
@@ -182,7 +182,7 @@ class ClientConnection(asyncio.Protocol):
             self._login = asyncio.get_running_loop().create_task(self._checked(check), name="login")
 
     async def _checked(self, check: Callable[[], bool]) -> None:
-        proven = await self.server.logins.check(check)
+        proven = await self.server.logins.check(check, self.sasl.claimed_user, self._handshake.address)
         if not self.client.lost:
             self._login = None
             self._handle(self.amqp.login_checked, proven)
@@ -391,7 +391,7 @@ class ClientConnection(asyncio.Protocol):
         client = self.client
         if self.server.container_ids.is_leaving(event.open.container_id):  # this client comes back: it finds its subscriptions free
             return partial(self._opened, event)
-        client.container, client.user, client.mechanism = event.open.container_id, self.amqp.user or "", self._sasl.mechanism
+        client.container, client.user, client.mechanism = event.open.container_id, self.amqp.user or "", self.sasl.mechanism
         properties: dict[Any, Any] = {
             Symbol("product"): "Bascule", Symbol("version"): bascule.__version__, Symbol("platform"): "Python",
         }  # fmt: skip

@@ -8,7 +8,7 @@ import fcntl
 import gc
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,11 @@ from bascule.broker.engine import Engine
 from bascule.broker.retention import RetentionHold
 from bascule.config import Settings
 from bascule.config.settings import Broker as BrokerSettings
+from bascule.core import caches
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
 from bascule.core.permissions import AllowAll, Permissions
+from bascule.core.roles import UserRoles
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.server import descriptors, topics
 from bascule.server.client_turns import ClientTurns, ConnectionOutput
@@ -50,6 +52,8 @@ from bascule.server.status import (
 from bascule.server.tls import amqp_tls
 from bascule.server.uncaught import ErrorLog, UncaughtErrorHandler
 from bascule.server.usage import CONNECTIONS, Usage, UsageLimits
+from bascule.server.user_directory import Ended, UserDirectory
+from bascule.server.users_watch import UsersWatch, end_connections
 
 log = get_log(__name__)
 
@@ -81,18 +85,19 @@ class Node:
         self.interruptions = Interruptions()
         self.uncaught = UncaughtErrorHandler()
         self.errors = ErrorContainment(ErrorLog().write)
-        self.permissions: Permissions = permissions_of(settings)
+        self.users = UserDirectory(settings)
+        self.permissions: Permissions = permissions_of(settings, self.users.roles)
         if not settings.permission:
             log.info("every client may do everything, because no permission is configured")
         self.administrators: Permissions = AllowAll()  # who may use the admin server may do everything there
         self.kafka = kafka_client(settings)
         self._diverts = diverts_of(settings)
-        self._policy = policy_of(settings)
+        self._policy = policy_of(settings, self.users.roles)
         self.tls = amqp_tls(settings.broker.tls)
         self.spill: SpillFiles | None = None
-        self._mechanisms = sasl_mechanisms(settings.broker)
+        self._mechanisms = sasl_mechanisms(settings.broker, self.users)
         self.logins = LoginChecks()
-        self.usage = Usage(usage_limits(settings))
+        self.usage = Usage(usage_limits(settings, self.users.roles))
         self.amqp_limits = ConnectionLimits(
             handshake_timeout_s=settings.broker.handshake_timeout_s,
             input_steps_per_piece=INPUT_STEPS_PER_PIECE,
@@ -161,7 +166,19 @@ class Node:
     async def run(self, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None]) -> None:
         """Stand by, and serve while elected, until SIGTERM or SIGINT. Raises BasculeError if the broker cannot start or must stop."""
         self._life = BrokerLife(self, on_ready, on_standby)
-        await self._life.run()
+        path = self.settings.broker.users_file
+        watch = UsersWatch(self.users, path, self._users_changed) if path is not None else None
+        try:
+            if watch is not None:
+                watch.read_on_hangup()
+            await self._life.run()
+        finally:
+            if watch is not None:
+                watch.close()
+
+    def _users_changed(self, ended: Mapping[str, Ended]) -> None:
+        caches.forget_peers()  # they have limits by roles
+        self.client_turns.in_slices(end_connections(self.connections, ended), self.dispatch)
 
     def begin(self, place: JournalPlace, on_ended: Callable[[BasculeError], None], on_stalled: Callable[[BasculeError], None]) -> Epoch:
         """Make the next epoch, which follows the journal from now on."""
@@ -294,7 +311,7 @@ def _return_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def usage_limits(settings: Settings) -> UsageLimits:
+def usage_limits(settings: Settings, roles: UserRoles) -> UsageLimits:
     """Return the limits of clients, by the settings and the available file descriptors."""
     broker = settings.broker
     connections, setting = broker.max_connections, CONNECTIONS
@@ -303,7 +320,7 @@ def usage_limits(settings: Settings) -> UsageLimits:
         tell = log.warning if "max_connections" in broker.model_fields_set and connections else log.info
         tell("connections limited by file descriptors", connections=room, limit=descriptors.limit(), max_connections=connections)
         connections, setting = room, f"limit on file descriptors of the broker: {descriptors.limit()}"
-    return UsageLimits(connections, broker.max_connections_per_address, setting, user_limits_of(settings))
+    return UsageLimits(connections, broker.max_connections_per_address, setting, user_limits_of(settings, roles))
 
 
 def handshake_limits(broker: BrokerSettings) -> HandshakeLimits:

@@ -12,6 +12,7 @@ from bascule.broker.policy import AddressPolicy, Policy
 from bascule.config import Settings
 from bascule.core.access import AccessRule, AccessRules
 from bascule.core.permissions import AllowAll, Permission
+from bascule.core.roles import UserRoles
 from bascule.core.user_limits import LimitRule, LimitRules, UserResource
 from bascule.jms.selector import compile_selector
 
@@ -55,7 +56,7 @@ def _turned(values: Mapping[str, Any]) -> dict[str, Any]:
     return {FIELDS[key][0]: FIELDS[key][1](value) for key, value in values.items()}
 
 
-def policy_of(settings: Settings) -> Policy:
+def policy_of(settings: Settings, roles: UserRoles) -> Policy:
     """Return the policy that the settings describe."""
     broker = settings.broker
     return Policy(
@@ -63,13 +64,13 @@ def policy_of(settings: Settings) -> Policy:
         tuple((address.match, _turned(address.given())) for address in settings.address),
         transaction_ms_max=_ms(broker.transaction_timeout_s),
         queues_max=broker.max_queues,
-        user_limits=user_limits_of(settings),
+        user_limits=user_limits_of(settings, roles),
         queues=tuple(queue.name for queue in settings.queue),
         topics=tuple(topic.name for topic in settings.topic),
     )
 
 
-def user_limits_of(settings: Settings) -> LimitRules:
+def user_limits_of(settings: Settings, roles: UserRoles) -> LimitRules:
     """Return the limits of users and roles."""
     broker = settings.broker
     of_all = {
@@ -82,17 +83,17 @@ def user_limits_of(settings: Settings) -> LimitRules:
         UserResource.MESSAGES_PER_S: broker.max_messages_per_s_per_user,
     }
     rules = (LimitRule(frozenset(limit.users), frozenset(limit.roles), limit.given()) for limit in settings.limit)
-    return LimitRules(of_all, rules, broker.roles)
+    return LimitRules(of_all, rules, roles)
 
 
-def permissions_of(settings: Settings) -> AllowAll | AccessRules:
+def permissions_of(settings: Settings, roles: UserRoles) -> AllowAll | AccessRules:
     """Return the permissions of clients. Without a rule, everything is allowed."""
     if not settings.permission:
         return AllowAll()
     rules = (
         AccessRule(rule.match, {Permission(name): frozenset(roles) for name, roles in rule.given().items()}) for rule in settings.permission
     )
-    return AccessRules(rules, settings.broker.roles)
+    return AccessRules(rules, roles)
 
 
 def diverts_of(settings: Settings) -> Diverts:

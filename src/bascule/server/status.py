@@ -65,6 +65,9 @@ HELP = {
     "transactions_rolled_back": "Local transactions rolled back",
     "uncaught_errors": "Errors of tasks that no code has handled",
     "connections_refused": "Connections refused because of a limit",
+    "logins_failed": "Logins with an unknown user or a wrong password",
+    "logins_delayed": "Logins that waited because of wrong passwords before them",
+    "logins_refused": "Logins refused without a check because of wrong passwords before them",
     "handshakes_aborted": "Connections closed before login, to admit waiting connections",
     **{f"{kind}_errors": f"Errors of the kind {kind} that the broker contained" for kind in ErrorKind},
 }
@@ -222,7 +225,8 @@ def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus
         queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
         users=list(_users(node)), branches=branches, memory=memory, gauges=gauges, counters=_named(node.counters) | {
             "uncaught_errors": node.uncaught.total, "connections_refused": node.refused_connections,
-            "handshakes_aborted": node.handshakes.aborted,
+            "handshakes_aborted": node.handshakes.aborted, "logins_failed": node.logins.failed,
+            "logins_delayed": node.logins.delayed, "logins_refused": node.logins.refused,
         } | error_counters(node.errors),
     )  # fmt: skip
 

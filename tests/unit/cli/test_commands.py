@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ import pytest
 import typer
 from typer.core import TyperOption
 
-from bascule.amqp.scram import Verifier
+from bascule.amqp.verifiers import Verifier
 from bascule.cli.main import app
-from bascule.config import Settings
+from bascule.config import Settings, users_file
 from bascule.core.log import LogSettings, configured
-from tests.unit.cli.conftest import Bascule
+from tests.unit.cli.conftest import Bascule, Done
 
 
 def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -190,3 +190,85 @@ def test_user_can_explains_which_rule_allows_or_denies(tmp_path: Path, bascule: 
     denied = bascule("user", "can", "ann", "createDurableQueue", "orders.eu", "--format", "json")
     assert (denied.returncode, json.loads(denied.stdout)["rule"], json.loads(denied.stdout)["allowed"]) == (1, "orders.#", False)
     assert bascule("user", "can", "ann", "sned", "orders.eu").returncode == 2
+
+
+@pytest.fixture
+def typed(bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """Run a command with a file of users, and a password on standard input."""
+    Path("bascule.toml").write_text("[broker]\nusers_file = 'users'\nusers = {conrad = 'x'}\n[broker.roles]\nfinance = ['ann']\n")
+
+    def run(*arguments: str, password: str = "hush") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(password + "\n"))
+        return bascule("user", *arguments)
+
+    return run
+
+
+def test_user_commands_change_the_file_and_list_shows_the_result(typed: Callable[..., Done]) -> None:
+    assert typed("add", "ann", "--role", "sales", "--role", "sales", "--iterations", "4096") == (0, "", "user 'ann' added to users\n")
+    assert typed("add", "bob", "--role", "a", "--iterations", "5000").returncode == 0
+    Path("secret").write_text("new\n")
+    assert typed("passwd", "ann", "--password-file", "secret", "--iterations", "4096").returncode == 0
+    assert typed("roles", "ann", "shipping", "sales").stderr == "user 'ann' has shipping, sales in users\n"
+    assert typed("roles", "ann").stdout == "shipping\nsales\n"
+    assert typed("roles", "bob", "--none").stderr == "user 'bob' has no role in users\n"
+    found = users_file.read(Path("users"))
+    assert all(each.fits("new") for each in found.users["ann"].verifiers.values())
+    assert all(each.fits("hush") for each in found.users["bob"].verifiers.values())
+    assert json.loads(typed("list", "--format", "json").stdout) == [
+        {"user": "ann", "roles": ["finance", "sales", "shipping"], "source": "users", "iterations": 4096},
+        {"user": "bob", "roles": [], "source": "users", "iterations": 5000},
+        {"user": "conrad", "roles": [], "source": "broker.users", "iterations": None},
+    ]
+    assert "ann" in typed("list").stdout
+    assert typed("remove", "ann").returncode == 0
+    assert users_file.read(Path("users")).users.keys() == {"bob"}
+    assert users_file.read(Path("users")).secret == found.secret
+
+
+@pytest.mark.parametrize(
+    ("arguments", "password", "error"),
+    [
+        (("add", "ann"), "x", "user 'ann' exists; change the password with `bascule user passwd`"),
+        (("add", "conrad"), "x", "user 'conrad' is in the settings (broker.users)"),
+        (("add", "anonymous"), "x", "'anonymous' is the user of a client without a login"),
+        (("add", "bob", "--role", "*"), "x", "'*' stands for all clients"),
+        (("add", "bob"), "", "no password was given"),
+        (("add", "bob"), "x" * 1001, "a password must have at most 1000 characters"),
+        (("add", "bob"), "a\tb", "a password must have at most 1000 characters, all printable"),
+        (("add", "bob", "--password-file", "nowhere"), "", "nowhere: No such file or directory"),
+        (("add", "bob", "--iterations", "1"), "x", "4096"),
+        (("passwd", "bob"), "x", "there is no user 'bob' in users"),
+        (("remove", "bob"), "", "there is no user 'bob' in users"),
+        (("roles", "bob", "a"), "", "there is no user 'bob' in users"),
+        (("roles", "ann", "a", "--none"), "", "--none excludes roles"),
+        (("remove", "ann", "--file", "nowhere"), "", "nowhere: No such file or directory"),
+        (("add", "bob", "--file", "no/where"), "x", "no/where.lock: No such file or directory"),
+    ],
+)
+def test_refused_user_command_says_why_and_changes_nothing(
+    arguments: tuple[str, ...], password: str, error: str, typed: Callable[..., Done]
+) -> None:
+    typed("add", "ann", "--iterations", "4096")
+    before = Path("users").read_bytes()
+    done = typed(*arguments, password=password)
+    assert done.returncode == 2
+    assert error in done.stderr
+    assert Path("users").read_bytes() == before
+
+
+def test_user_command_without_a_file_says_what_to_set(bascule: Bascule) -> None:
+    assert "no file of users is set; set users_file" in bascule("user", "remove", "ann").stderr
+
+
+def test_config_check_and_user_can_read_the_file_of_users(typed: Callable[..., Done], bascule: Bascule) -> None:
+    typed("add", "ann", "--role", "sales", "--iterations", "4096")
+    with Path("bascule.toml").open("a") as file:
+        file.write("[[permission]]\nmatch = '#'\nsend = ['sales', 'salez']\nconsume = ['finance']\n")
+    done = bascule("config", "check")
+    assert (done.returncode, done.stderr) == (0, "warning: permission[\"#\"].send: there is no role 'salez'; known are finance, sales\n")
+    assert bascule("user", "can", "ann", "send", "x").returncode == bascule("user", "can", "ann", "consume", "x").returncode == 0
+    Path("users").write_text("junk")
+    for command in (("config", "check"), ("user", "can", "ann", "send", "x"), ("user", "list"), ("user", "remove", "ann")):
+        refused = bascule(*command)
+        assert (refused.returncode, refused.stderr[:28]) == (2, "error: users:1: not valid JS")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bascule.amqp.verifiers import SCRAM_SHA_512, Verifier
 from bascule.config import ConfigError, load
 from bascule.core.masking import MASK
 
@@ -133,7 +134,24 @@ ERRORS = [
     ("[broker]\nmax_message_bytes = '65 MiB'", 'broker.max_message_bytes = "65 MiB": should be less than or equal to 67108864'),
     (
         "[broker]\nhost = '0.0.0.0'",
-        "bascule.toml:1: broker: no client could connect to host '0.0.0.0'; set users, tls.client_ca, or allow_anonymous = true",
+        "broker: no client could connect to host '0.0.0.0'; set users, users_file, tls.client_ca, or allow_anonymous = true",
+    ),
+    (
+        "[broker]\nport = 1\nhost = '0.0.0.0'\nallow_anonymous = true",
+        'bascule.toml:3: broker.host = "0.0.0.0": other machines can reach the broker, and there is no [broker.tls] and no [[permission]];'
+        " set [broker.tls] and [[permission]], or accept the risk with allow_insecure = true",
+    ),
+    (
+        "[broker]\nhost = '::'\nusers = {ann = 'x'}\ntls = {certificate = 'x'}",
+        "and there is no [[permission]]; set [[permission]], or accept the risk with allow_insecure = true",
+    ),
+    (
+        "[broker]\nhost = '192.0.2.1'\nusers = {ann = 'x'}\n[[permission]]\nmatch = '#'",
+        "and there is no [broker.tls]; set [broker.tls], or accept the risk with allow_insecure = true",
+    ),
+    (
+        f"[broker]\nusers = {{ann = '{Verifier.of('x', b'x', 1, SCRAM_SHA_512)}'}}",
+        "broker.users: ann: a hash in the settings must be for SCRAM-SHA-256; broker.users_file has hashes for all mechanisms",
     ),
     ("[broker]\nfailover = ['a:1', 'b']", """bascule.toml:2: broker.failover = ["a:1", "b"]: 'b' is not HOST:PORT"""),
     ("[broker]\nusers = {ann = 'file:nowhere'}", "bascule.toml:2: broker.users: ann: nowhere: No such file or directory"),

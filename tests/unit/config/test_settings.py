@@ -52,3 +52,49 @@ def test_pipeline_transaction_longer_than_20_s_is_refused() -> None:
 
 def test_size_may_be_given_with_a_unit() -> None:
     assert Broker.model_validate({"max_message_bytes": "4 MiB"}).max_message_bytes == 4 * MIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "accepted"),
+    [
+        ({}, True),
+        ({"host": "127.0.0.2", "users": {"ann": "x"}}, True),
+        ({"host": "0.0.0.0", "users": {"ann": "x"}}, False),
+        ({"host": "0.0.0.0", "users": {"ann": "x"}, "allow_insecure": True}, True),
+        ({"host": "0.0.0.0", "users": {"ann": "x"}, "tls": {"certificate": "x"}}, False),
+        ({"host": "0.0.0.0", "users": {"ann": "x"}, "tls": {"certificate": "x"}, "allow_insecure": True}, True),
+        ({"host": "name.of.a.machine", "users": {"ann": "x"}}, False),
+    ],
+)
+@pytest.mark.parametrize("rules", [[], [{"match": "#"}]], ids=["everything-allowed", "permissions"])
+def test_broker_that_other_machines_reach_needs_tls_and_permissions_or_the_accepted_risk(
+    settings: dict[str, object], accepted: bool, rules: list[dict[str, str]]
+) -> None:
+    if accepted or (rules and "tls" in settings):
+        assert Settings.model_validate({"broker": settings, "permission": rules})
+    else:
+        with pytest.raises(ValidationError, match="allow_insecure = true"):
+            Settings.model_validate({"broker": settings, "permission": rules})
+
+
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [
+        ({}, True),
+        ({"host": "0.0.0.0", "users": {"ann": "x"}}, False),
+        ({"host": "0.0.0.0", "users": {"ann": "x"}, "tls": {"certificate": "x"}}, True),
+        ({"host": "0.0.0.0", "users": {"ann": "x"}, "allow_insecure": True}, True),
+    ],
+)
+def test_clients_may_send_passwords_only_under_tls_on_loopback_or_with_the_accepted_risk(
+    settings: dict[str, object], allowed: bool
+) -> None:
+    assert Broker.model_validate(settings).plain_allowed is allowed
+
+
+def test_file_of_users_counts_as_users_and_may_define_roles() -> None:
+    broker = {"users_file": "users"}
+    assert not Broker.model_validate(broker).anonymous_allowed
+    assert Settings.model_validate({"broker": broker, "permission": [{"match": "#", "send": ["sales"]}]})
+    with pytest.raises(ValidationError, match="there is no role 'sales'"):
+        Settings.model_validate({"permission": [{"match": "#", "send": ["sales"]}]})

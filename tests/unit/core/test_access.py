@@ -6,6 +6,7 @@ import pytest
 
 from bascule.core.access import ANY_ROLE, AccessRule, AccessRules
 from bascule.core.permissions import AllowAll, Permission, Unauthorized
+from bascule.core.roles import UserRoles
 
 P = Permission
 RULES = AccessRules(
@@ -15,7 +16,7 @@ RULES = AccessRules(
         AccessRule("orders.*", {P.SEND: frozenset({"chief"})}),
         AccessRule("orders.eu", {P.SEND: frozenset({ANY_ROLE})}),
     ],
-    {"sales": ["ann"], "shipping": ["bob"], "staff": ["ann", "bob"], "chief": ["eve"]},
+    UserRoles({"sales": ["ann"], "shipping": ["bob"], "staff": ["ann", "bob"], "chief": ["eve"]}),
 )
 
 
@@ -52,7 +53,7 @@ def test_most_specific_rule_decides_and_inherits_nothing(user: str, permission: 
 
 
 def test_address_that_no_rule_matches_is_denied_to_everybody() -> None:
-    rules = AccessRules([AccessRule("orders.#", {P.SEND: frozenset({ANY_ROLE})})], {})
+    rules = AccessRules([AccessRule("orders.#", {P.SEND: frozenset({ANY_ROLE})})], UserRoles({}))
     rules.authorize("ann", P.SEND, "orders")
     with pytest.raises(Unauthorized, match="user 'ann' has no permission 'send' on address 'stock'"):
         rules.authorize("ann", P.SEND, "stock")
@@ -74,3 +75,17 @@ def test_without_rules_everything_is_allowed_and_said() -> None:
 @pytest.mark.parametrize(("user", "owner", "owns"), [("ann", "ann", True), ("ann", "", True), ("bob", "ann", False)])
 def test_durable_subscription_belongs_to_the_user_who_made_it(user: str, owner: str, owns: bool) -> None:
     assert RULES.owns(user, owner) is owns
+
+
+def test_roles_that_change_count_from_the_next_decision_on_and_add_to_the_lasting_ones() -> None:
+    roles = UserRoles({"sales": ["ann"]})
+    rules = AccessRules([AccessRule("#", {P.SEND: frozenset({"sales"}), P.CONSUME: frozenset({"shipping"})})], roles)
+    roles.assign({"ann": ["shipping"], "bob": ["sales"]})
+    rules.authorize("ann", P.SEND, "a")
+    rules.authorize("ann", P.CONSUME, "a")
+    rules.authorize("bob", P.SEND, "a")
+    roles.assign({})
+    rules.authorize("ann", P.SEND, "a")
+    for user, permission in (("ann", P.CONSUME), ("bob", P.SEND)):
+        with pytest.raises(Unauthorized):
+            rules.authorize(user, permission, "a")

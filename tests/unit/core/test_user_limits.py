@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bascule.core.roles import UserRoles
 from bascule.core.user_limits import UNLIMITED, LimitRule, LimitRules, UserLimit, UserResource
 
-ROLES = {"partners": ["ann", "bob"], "staff": ["bob", "cid"]}
+ROLES = UserRoles({"partners": ["ann", "bob"], "staff": ["bob", "cid"]})
 
 
 def rule(most: int, *, users: str = "", roles: str = "", resource: UserResource = UserResource.LINKS) -> LimitRule:

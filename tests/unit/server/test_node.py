@@ -8,6 +8,7 @@ import pytest
 
 from bascule.config.settings import Broker, Settings
 from bascule.core.errors import Unavailable
+from bascule.core.roles import UserRoles
 from bascule.server import descriptors
 from bascule.server.node import Node, usage_limits
 
@@ -37,7 +38,7 @@ def test_connections_are_limited_by_descriptors_with_a_warning_if_more_are_confi
 ) -> None:
     monkeypatch.setattr(descriptors, "client_share", lambda _: 10)
     caplog.set_level("INFO")
-    assert usage_limits(Settings(broker=Broker(**asked))).connections == allowed
+    assert usage_limits(Settings(broker=Broker(**asked)), UserRoles({})).connections == allowed
     assert [record.levelname for record in caplog.records if "file descriptors" in record.getMessage()] == ([level] if level else [])
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from bascule.broker.policy import AddressPolicy
 from bascule.config import Settings
 from bascule.config.address import AddressSettings as Keys
+from bascule.core.roles import UserRoles
 from bascule.server.policies import FIELDS, policy_of
+
+NO_ROLES = UserRoles({})
 
 
 def test_policy_without_settings_equals_engine_defaults() -> None:
-    assert policy_of(Settings()).defaults == AddressPolicy()
+    assert policy_of(Settings(), NO_ROLES).defaults == AddressPolicy()
 
 
 def test_address_settings_and_policy_fields_correspond_one_to_one() -> None:
@@ -28,7 +31,8 @@ def test_most_specific_address_table_wins_for_each_key_before_broker_defaults() 
             ],
             "queue": [{"name": "q"}],
             "topic": [{"name": "t"}],
-        })
+        }),
+        NO_ROLES,
     )  # fmt: skip
     eu = made.of("orders.eu")
     assert (eu.when_full, eu.max_messages, eu.max_bytes, eu.expiry_ms) == ("reject", 10, 1 << 20, 2000)
@@ -39,4 +43,4 @@ def test_most_specific_address_table_wins_for_each_key_before_broker_defaults() 
 
 
 def test_max_delivery_attempts_zero_means_no_limit() -> None:
-    assert policy_of(Settings.model_validate({"broker": {"max_delivery_attempts": 0}})).of("a").deliveries_max > 1 << 60
+    assert policy_of(Settings.model_validate({"broker": {"max_delivery_attempts": 0}}), NO_ROLES).of("a").deliveries_max > 1 << 60

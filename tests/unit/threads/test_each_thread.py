@@ -66,6 +66,15 @@ from bascule.server import topics
 topics.WATCH_S, topics.guard = 0.01, fail
 topics.TopicWatch(SETTINGS, Settings())
 """,
+    ("server/users_watch.py", "users-watch"): """
+from pathlib import Path
+from bascule.server import users_watch
+users_watch.stamp = fail
+async def watch():
+    users_watch.UsersWatch(None, Path("users"), fail)
+    await asyncio.sleep(60)
+asyncio.run(watch())
+""",
     ("server/ingress.py", "ingress-tail"): """
 from bascule.server.ingress import IngressTail
 from bascule.testing.broker import BrokerInMemory
