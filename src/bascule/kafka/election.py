@@ -131,7 +131,7 @@ class Election:
             try:
                 self._fence.meet()
             except SameInstance:
-                return SameInstance(f"another broker runs as {self._instance!r}; give each broker a data directory of its own")
+                return SameInstance(f"another process runs as {self._instance!r}; give each process a data directory of its own")
             self._stand_again()
         return None
 
