@@ -7,9 +7,8 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from bascule.pipelines.jobs import Resident, ResidentJob, ResidentTasks, Running
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
 from bascule.pipelines.registry import joined
+from bascule.pipelines.session import StartingSpark
 from bascule.pipelines.slots import SlotWatch, waiting_stages
 from bascule.pipelines.spark import cores, journal_rows, kafka_range, kafka_stream, spark_session
 from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition, from_settings
@@ -68,7 +68,7 @@ class Driver:
         self.queries: dict[str, Query] = {}
         self._positions = Positions(pipelines, self.owner)
         self._scratch = Path(tempfile.mkdtemp(prefix="bascule-", dir=_scratch_base(pipelines)))
-        self._session: SparkSession | None = None
+        self._starting = StartingSpark(lambda: spark_session(pipelines))
         self._separate: set[str] = set()
         self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
@@ -88,14 +88,15 @@ class Driver:
 
         Returns False if the driver was told to stop before its turn.
         """
-        with self._spark_starting():
-            self._positions.prepare_topics()
-            if not turn():
-                return False
-            self._positions.end_transactions()
-            crash.point("driver.topics.after")
-            # Even without diverts, messages that earlier exclusive diverts took may be left.
-            journal_id = self._journal_id() if self._diverts or self._positions.know_diverts() else ""
+        if self._ingresses or any(divert.enabled for divert in self._diverts.values()):
+            self._starting.start()  # takes seconds, and needs no turn: a standby driver keeps its session ready
+        self._positions.prepare_topics()
+        if not turn():
+            return False
+        self._positions.end_transactions()
+        crash.point("driver.topics.after")
+        # Even without diverts, messages that earlier exclusive diverts took may be left.
+        journal_id = self._journal_id() if self._diverts or self._positions.know_diverts() else ""
         for divert in self._diverts.values():
             if divert.transformed and divert.enabled:
                 check(divert, self._spark)
@@ -105,14 +106,22 @@ class Driver:
             self._positions.take_sources(pipeline, {}, StartPosition(EARLIEST), lambda _: False)
         for name, ingress in self._ingresses.items():
             self._add(f"{INGRESS}{name}", lambda ingress=ingress: self._ingress_query(ingress))  # type: ignore[misc]
-        if self._session is None:
-            log.info("no divert or ingress is enabled, Spark is not started", bridge=self.pipelines.bridge_id)
         self._positions.look_at_transactions()
+        if self._starting.started:
+            self._starting.session()
+        for query in self.queries.values():
+            query.check()
+        if not self._starting.started:
+            log.info("no divert or ingress is enabled, Spark is not started", bridge=self.pipelines.bridge_id)
         self._refresh_due_s = time.monotonic() + REFRESH_S
         return True
 
     def poll(self) -> None:
-        """Check the queries, join diverts that have caught up, look for new topics and tasks without a slot, and publish the lag."""
+        """Check Spark and the queries, join diverts that have caught up, look for new topics and tasks without a slot, publish the lag.
+
+        Raises SparkEnded.
+        """
+        self._starting.check()
         for query in list(self.queries.values()):
             query.check()
         self._join_those_near()
@@ -133,8 +142,11 @@ class Driver:
             self._tell({name: why for name, why in stopped.items() if name not in self._told})
 
     def stop(self) -> None:
-        """Stop everything in order. No transaction stays open."""
+        """Stop everything in order. No transaction stays open, unless Spark has ended: then the next driver ends them, as after a kill."""
         crash.point("driver.stop.before")
+        if self._starting.has_ended:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            return
         self._mirror()
         for query in self.queries.values():
             query.stop()
@@ -144,8 +156,7 @@ class Driver:
         for mirror in self._mirrors.values():
             mirror.close()
         self._positions.close()
-        if self._session is not None:
-            self._session.stop()
+        self._starting.stop()
         # The workers end with the session, some of them in the middle of a transaction.
         end_open_transactions(self.pipelines.kafka, map(self.pipelines.transactional_id, self._held_keys()))
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -208,7 +219,7 @@ class Driver:
 
     def _resident(self, pool: str, tasks: Sequence[Resident], *, committed: bool) -> Startable:
         def start(name: str, _checkpoint: str) -> Running:
-            self._need_spark()
+            self._starting.start()  # no pipeline may be enabled, although removed diverts have left messages
             self._set_pool(pool)
             return ResidentJob(self._spark, name, ResidentTasks(tasks, self.pipelines.kafka, committed))
 
@@ -313,7 +324,7 @@ class Driver:
         if not sources:
             log.warning("ingress has no topic yet", ingress=ingress.name, topics=ingress.topics or ingress.pattern)
             return None
-        count = min(len(claims), ingress.tasks or cores(self._spark, self.pipelines))
+        count = min(len(claims), ingress.tasks or cores(self._starting.session, self.pipelines))
         tasks = [IngressTask(self.pipelines, claims[number::count], ingress) for number in range(count)]
         return self._resident(pipeline, tasks, committed=True)
 
@@ -345,31 +356,12 @@ class Driver:
 
     @property
     def _spark(self) -> SparkSession:
-        if self._session is None:
-            raise Unavailable("the driver has no Spark session: the driver is not started, or has ended")
-        return self._session
-
-    @contextmanager
-    def _spark_starting(self) -> Iterator[None]:
-        """Start Spark beside the block, which takes seconds. A standby driver keeps its session ready. Without pipelines, do nothing."""
-        if not self._ingresses and not any(divert.enabled for divert in self._diverts.values()):
-            yield
-            return
-        with ThreadPoolExecutor(1) as background:
-            session = background.submit(spark_session, self.pipelines)
-            yield
-            self._session = session.result()
-
-    def _need_spark(self) -> None:
-        """Start Spark unless it runs: no pipeline is enabled, but removed diverts have left messages."""
-        if self._session is None:
-            with ThreadPoolExecutor(1) as background:  # in the main thread, Spark would replace the handler of SIGINT
-                self._session = background.submit(spark_session, self.pipelines).result()
+        return self._starting.session()
 
     def _add(self, name: str, build: Callable[[], Startable | None]) -> None:
         query = Query(name, build, self._scratch)
         self.queries[name] = query
-        query.start()
+        query.prepare()
 
     def _set_pool(self, pool: str) -> None:
         # A worker process belongs to one environment: a variable for each query lets it keep its own workers, with their prepared
