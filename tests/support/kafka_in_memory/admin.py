@@ -85,6 +85,13 @@ class MemoryAdmin(MemoryClient):
 
         return {name: self._answer_of_controller("describe_topics", partial(described, name)) for name in asked.topic_names}
 
+    def describe_consumer_groups(self, groups: list[str], **_: Any) -> dict[str, Future[Any]]:
+        def described(group: str) -> Any:
+            members = [SimpleNamespace(member_id=each.memberid(), group_instance_id=each.instance) for each in self.kafka.members[group]]
+            return SimpleNamespace(members=members)
+
+        return {group: self._answer("describe_consumer_groups", partial(described, group)) for group in groups}
+
     def delete_records(self, ends: list[TopicPartition], **_: Any) -> dict[Any, Future[Any]]:
         return {at: self._answer("delete_records", partial(self._delete, at)) for at in ends}
 
