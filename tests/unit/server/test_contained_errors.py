@@ -53,7 +53,8 @@ async def test_answer_that_cannot_be_encoded_ends_only_its_own_connection() -> N
 async def test_error_in_timer_of_connection_ends_only_this_connection() -> None:
     served = Served()
     client, other = Client(served, "one"), Client(served, "other")
-    client.connection.amqp._deadlines.received_s = "never"  # type: ignore[assignment]
+    amqp = client.connection.amqp
+    amqp.remote_open.idle_time_out, amqp._deadlines._heartbeat_due_s = "never", 0.0  # type: ignore[assignment]
     client.connection._ticking()
     assert client.wire.aborted
     assert [kind for kind, _ in served.contained] == [ErrorKind.CONNECTION]
@@ -71,7 +72,7 @@ async def test_fault_in_the_release_of_one_link_does_not_affect_other_links() ->
     for name in ("q", "p"):
         client.consumer(name, 2, name=name)
     (first, _) = client.connection.client.links
-    first.context.consumer.unacked = None
+    first.context.consumer.unacked["no position"] = None
     client.connection.connection_lost(None)
     assert [kind for kind, _ in served.contained] == [ErrorKind.LINK]
     assert served.engine.queue("p").waiting_count == 2

@@ -129,20 +129,26 @@ async def test_a_full_queue_forgets_a_detached_producer() -> None:
 class CountedCache:
     """A cache that counts how often it is emptied, and reports it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.emptied = 0
         self.now_empty = asyncio.Event()
-        monkeypatch.setattr(caches, "_CACHES", [*caches._CACHES, caches.PeerCache(lambda: 0, 0, self.clear)])
 
     def clear(self) -> None:
         self.emptied += 1
         asyncio.get_running_loop().call_soon(self.now_empty.set)  # routes are forgotten in the same turn
 
 
+@pytest.fixture
+def cache() -> Iterator[CountedCache]:
+    counted = CountedCache()
+    caches.add(caches.PeerCache(lambda: 0, 0, counted.clear))
+    yield counted
+    caches._CACHES.pop()
+
+
 @run_async
-async def test_no_cache_keeps_data_of_a_lost_client(spill: SpillFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_cache_keeps_data_of_a_lost_client(spill: SpillFiles, cache: CountedCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "FORGET_S", 0.01)
-    cache = CountedCache(monkeypatch)
     served = Watched(spill)
     client = Client(served, "a client with a name")
     client.producer("q").send(message_bytes("x", message_id="ID:1"))
@@ -178,9 +184,10 @@ async def test_spill_files_with_few_needed_bodies_are_compacted_between_turns(tm
 
 
 @run_async
-async def test_caches_are_not_emptied_for_each_closed_client(spill: SpillFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_caches_are_not_emptied_for_each_closed_client(
+    spill: SpillFiles, cache: CountedCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "FORGET_S", 0.2)
-    cache = CountedCache(monkeypatch)
     served = Watched(spill)
     for number in range(50):
         Client(served, f"client {number}").connection.connection_lost(None)
