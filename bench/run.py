@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bascule import __version__
 from bascule.core.build import build
 from bench.artemis import Artemis
 from bench.bascule_up import BasculeUp
@@ -186,7 +187,8 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_results(bench: str, content: Mapping[str, Any], page: str) -> None:
-    """Write the results of a benchmark as JSON and as a page, and print the page."""
+    """Write the results of a benchmark as JSON and as a page, which ends with the build that ran, and print the page."""
+    page = f"{page}\n\nBascule {__version__}, {build()} build, Python {platform.python_version()}."
     RESULTS.mkdir(exist_ok=True)
     name = RESULTS / "-".join(filter(None, (bench, time.strftime("%Y%m%d-%H%M%S"))))
     name.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")

@@ -10,6 +10,7 @@ from bascule.cli.config import ConfigOption
 from bascule.cli.load_plan import SIZE_MIN, LoadPlan
 from bascule.cli.messages import BrokerOption, UserOption, connection_factory
 from bascule.cli.output import Format, FormatOption, as_json, line, table
+from bascule.core.build import build
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -76,11 +77,12 @@ def show(counts: LoadCounts, output: Format) -> None:
     """Print the report."""
     results = counts.summary()
     if output is Format.JSON:
-        line(as_json({"plan": counts.plan.described(), "results": results}, indent=2))
+        line(as_json({"build": build(), "plan": counts.plan.described(), "results": results}, indent=2))
         return
     rows = [[name, *(_cell(results[name][key]) for key in COLUMNS.values())] for name in ("confirmed", "received")]
     table(("", *COLUMNS), rows)
-    line(", ".join(f"{name} {results[name]:,}" for name in COUNTS) + f"; processor time of the clients {results['client_cpu_s']} s")
+    line(", ".join(f"{name} {results[name]:,}" for name in COUNTS))
+    line(f"processor time of the clients, which run the {build()} build: {results['client_cpu_s']} s")
     for name, error in results["errors"].items():
         line(f"{error['count']:,} errors {name}, for example: {error['example']}")
 

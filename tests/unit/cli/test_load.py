@@ -10,6 +10,7 @@ from bascule.cli.bench import show
 from bascule.cli.load_counts import LoadCounts, LoadEvents, percentiles
 from bascule.cli.load_plan import SIZE_MIN, LoadMark, LoadPlan
 from bascule.cli.output import Format
+from bascule.core.build import build
 
 
 def events(*numbers: int, after_s: float = 0.25) -> LoadEvents:
@@ -102,8 +103,10 @@ def test_report_shows_counts_and_an_example_of_each_error(capsys: pytest.Capture
     show(found, Format.TABLE)
     text = capsys.readouterr().out
     assert "sent 2, unsent 0, lost 1, doubled 0, redelivered 0, left 0" in text
+    assert f"which run the {build()} build" in text
     assert "2 errors MessageRefused, for example: queue bench is full" in text
     show(found, Format.JSON)
     report = json.loads(capsys.readouterr().out)
     assert report["results"]["errors"] == {"MessageRefused": {"count": 2, "example": "queue bench is full"}}
     assert report["plan"]["destination"].startswith("bench.")
+    assert report["build"] == build()

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from bascule import __version__
 from bascule.amqp.events import ConnectionClosed
 from bascule.broker.administration import InUse
 from bascule.broker.counters import Counters
 from bascule.broker.errors import UnknownAddress, UnknownBranch
 from bascule.broker.queue import BrokerQueue
 from bascule.config import Settings
+from bascule.core.build import build
 from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.permissions import MANAGEMENT_ADDRESS
@@ -258,6 +260,7 @@ async def test_status_contains_queues_and_counters() -> None:
     node.engine.create_queue("sub", "news", Routing.MULTICAST, subscription="sub")
     status = await administrator(node).status()
     assert (status["bridge"], status["state"], status["serving"]) == ("demo", "serving", True)
+    assert (status["version"], status["build"]) == (__version__, build())
     assert [(each["name"], each["messages"], each["delivering"]) for each in status["queues"]] == [("q", 1, 1), ("sub", 0, 0)]
     assert status["counters"]["messages_in"] == 2
     assert status["memory"] is not None
