@@ -94,10 +94,12 @@ COMPILE := BASCULE_COMPILE=1 BASCULE_COMPILE_LEVEL=$(LEVEL) $(CURDIR)/$(BIN)/pyt
 LEVEL ?= 3
 
 $(COMPILED)/.built-%: setup.py pyproject.toml requirements-dev.lock $(shell find src/bascule -name '*.py')
+	@$(BIN)/python -m tests.support.compiler
 	@echo "compiling with mypyc (minutes)"
 	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)/docs
 	@cp -r setup.py pyproject.toml LICENSE src $(COMPILED) && cp docs/package.md $(COMPILED)/docs && find $(COMPILED) -name '*.so' -delete
 	@cd $(COMPILED) && $(COMPILE)
+	@PYTHONPATH=$(COMPILED)/src $(BIN)/python -c "import bascule.core.build as it; assert it.build() == 'compiled', it.__file__"
 	@touch $@
 
 compile: setup ## compile the modules without IO into the checkout, for speed; run it again after each change of the source
@@ -108,7 +110,7 @@ clean-compiled: ## return to the interpreted modules
 	find src -name '*.so' -delete
 	rm -rf $(COMPILED)
 
-test-compiled: setup ## the tests without services, on compiled modules
+test-compiled: setup ## the unit, property and simulation tests on compiled modules; needs a C compiler
 	@$(MAKE) --no-print-directory LEVEL=1 $(COMPILED)/.built-1
 	PYTHONPATH=$(CURDIR)/$(COMPILED)/src $(BIN)/pytest -m "not slow" -o pythonpath=. -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		tests/unit tests/property tests/simulation $(ARGS)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +21,7 @@ from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.embedded.process import Child
 from bascule.kafka.admin import Topics
 from tests.examples.pages import ROOT
+from tests.support.compiler import obstacle
 from tests.support.speed import SLOWNESS
 from tests.support.system import System
 from tests.support.up import READY, START_TIMEOUT_S, STOP_TIMEOUT_S
@@ -25,6 +30,8 @@ BUILD = "import setuptools.build_meta as build; build.build_{kind}({directory!r}
 #: PySpark is built from source.
 INSTALL_TIMEOUT_S = 900 * SLOWNESS
 STEP_TIMEOUT_S = 120 * SLOWNESS
+#: A compiled wheel takes minutes.
+BUILD_TIMEOUT_S = 600 * SLOWNESS
 #: Environment of an installed program: neither the checkout nor the packages of the tests are visible.
 HIDDEN = ("PYTHONPATH", "VIRTUAL_ENV")
 
@@ -73,12 +80,11 @@ Install = Callable[..., "Environment"]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from the sdist, and the sdist from the files of the repository."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the sdist from the files of the repository, and unpack it."""
     directory = tmp_path_factory.mktemp("build")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     with tarfile.open(directory / "files.tar", "w") as files:
-        for name in filter(None, listed):
+        for name in repository():
             files.add(ROOT / name, name)
     with tarfile.open(directory / "files.tar") as files:
         files.extractall(directory / "files", filter="data")
@@ -86,21 +92,44 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (sdist,) = directory.glob("*.tar.gz")
     with tarfile.open(sdist) as files:
         files.extractall(directory, filter="data")
-    built(directory / sdist.name.removesuffix(".tar.gz"), "wheel", directory)
-    (wheel,) = directory.glob("*.whl")
-    return wheel
+    return directory / sdist.name.removesuffix(".tar.gz")
 
 
-def built(source: Path, kind: str, target: Path) -> None:
-    run([sys.executable, "-c", BUILD.format(kind=kind, directory=str(target))], source)
+def repository() -> list[str]:
+    """Return the files of the repository."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return list(filter(None, listed.stdout.split("\0")))
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    """Build the pure wheel from the sdist."""
+    built(source, "wheel", source.parent)
+    return next(source.parent.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def compiled_wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the compiled wheel from the sdist, as docs/package.md describes."""
+    if why := obstacle():
+        pytest.skip(why)
+    directory = tmp_path_factory.mktemp("compiled")
+    shutil.copytree(source, directory / "source")
+    built(directory / "source", "wheel", directory, BASCULE_COMPILE="1", BASCULE_COMPILE_LEVEL="1")
+    return next(directory.glob("*.whl"))
+
+
+def built(source: Path, kind: str, target: Path, **variables: str) -> None:
+    run([sys.executable, "-c", BUILD.format(kind=kind, directory=str(target))], source, BUILD_TIMEOUT_S, **variables)
 
 
 def environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in HIDDEN}
 
 
-def run(command: list[str | Path], directory: Path, timeout_s: float = STEP_TIMEOUT_S) -> str:
-    done = subprocess.run(command, cwd=directory, env=environ(), capture_output=True, text=True, timeout=timeout_s, check=False)
+def run(command: list[str | Path], directory: Path, timeout_s: float = STEP_TIMEOUT_S, **variables: str) -> str:
+    env = environ() | variables
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -133,10 +162,11 @@ class Environment:
 
 
 @pytest.fixture
-def install(wheel: Path, tmp_path: Path) -> Install:
-    """Create an environment with an extra, with the versions of the lock file or the newest of each range."""
+def install(request: pytest.FixtureRequest, tmp_path: Path) -> Install:
+    """Create an environment with a wheel and an extra, with the versions of the lock file or the newest of each range."""
 
-    def made(extra: str = "", *, locked: bool = True) -> Environment:
+    def made(extra: str = "", *, locked: bool = True, wheel: Path | None = None) -> Environment:
+        wheel = wheel or request.getfixturevalue("wheel")
         environment = Environment(tmp_path)
         if not extra:
             environment.install(str(wheel), "--no-index")
@@ -151,6 +181,42 @@ def install(wheel: Path, tmp_path: Path) -> Install:
         return environment
 
     return made
+
+
+def contents(wheel: Path) -> set[str]:
+    """Return the files of a wheel, without its metadata."""
+    with zipfile.ZipFile(wheel) as files:
+        return {name for name in files.namelist() if ".dist-info/" not in name}
+
+
+def sources() -> set[str]:
+    """Return the files that every wheel has: those of the product."""
+    return {name.removeprefix("src/") for name in repository() if name.startswith("src/")}
+
+
+def test_pure_wheel_contains_the_product_and_nothing_else(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert contents(wheel) == sources()
+    assert "bascule/py.typed" in sources()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_compiled_wheel_contains_the_product_and_its_compiled_modules(compiled_wheel: Path) -> None:
+    suffix, tag = sysconfig.get_config_var("EXT_SUFFIX"), f"cp{sys.version_info.major}{sys.version_info.minor}"
+    platform = sysconfig.get_platform().replace("-", "_")
+    assert compiled_wheel.name.endswith(f"-{tag}-{tag}-{platform}.whl")
+    modules = [Path(module).relative_to("src").with_suffix("") for module in runpy.run_path(str(ROOT / "setup.py"))["modules"]()]
+    assert contents(compiled_wheel) == sources() | {f"{module}{suffix}" for module in (*modules, "bascule__mypyc")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_compiled_wheel_serves_and_sends(compiled_wheel: Path, install: Install) -> None:
+    environment = install("broker", wheel=compiled_wheel)
+    assert environment.bascule("--version").endswith(" (compiled)\n")
+    assert environment.python(COMMIT_IN_SQLITE) == "[(4711,)]\n"
+    serve_and_send(environment, "--no-pipelines")
 
 
 def test_base_install_sends_messages_and_commits_without_other_packages(install: Install, system: System, name: str) -> None:
