@@ -174,8 +174,8 @@ def kills(bridge: Bridge, clients: Clients, rate: int, times: int) -> dict[str, 
         try:
             for _ in range(times):
                 await_more(clients, int(rate * BETWEEN_KILLS_S))
-                killed_s.append(time.monotonic())
                 bridge.kill()
+                killed_s.append(time.monotonic())
                 bridge.start()
             await_more(clients, int(rate * BETWEEN_KILLS_S))
         finally:
