@@ -40,7 +40,7 @@ WARM_UP_RATE, WARM_UP_S = 50, 5
 ARRIVAL_S = 30.0
 #: The clients wait this long for a message before they look whether the run is over.
 POLL_S = 0.1
-DIVERTED, PLAIN, SELECTED, KEYED, REPLIED = "out", "plain", "selected", "keyed", "replied"
+DIVERTED, PLAIN, SELECTED, KEYED, TRANSFORMED, REPLIED = "out", "plain", "selected", "keyed", "transformed", "replied"
 SOURCE, TAKEN, REQUESTS = "source", "taken", "requests"
 CONFIG = f"""
 [[divert]]
@@ -57,6 +57,12 @@ name = "keyed"
 from = "{KEYED}"
 to = "{DIVERTED}.${{address}}"
 key = "property:number"
+[[divert]]
+name = "transformed"
+from = "{TRANSFORMED}"
+to = "{DIVERTED}.{TRANSFORMED}"
+group = "transformed"
+select = ["properties['number'] AS key", "concat(text, '!') AS value"]
 [[divert]]
 name = "requests"
 from = "{REQUESTS}"
@@ -81,6 +87,7 @@ PATHS = {
     PLAIN: "JMS to a read_committed reader, plain divert",
     SELECTED: "the same with a selector",
     KEYED: "the same with a key and a template",
+    TRANSFORMED: "the same with a Spark SQL transformation",
     SOURCE: "Kafka record to a JMS consumer",
     REQUESTS: "JMS to Kafka and back to JMS",
 }
@@ -114,10 +121,10 @@ class Clients:
         self._producer = Producer({**self._kafka, "linger.ms": 0})
         opened.callback(self._producer.flush, ARRIVAL_S)
         context = opened.enter_context(connect(up.url))
-        self._senders = {path: context.producer(Queue(path)) for path in (PLAIN, SELECTED, KEYED, REQUESTS)}
+        self._senders = {path: context.producer(Queue(path)) for path in (PLAIN, SELECTED, KEYED, TRANSFORMED, REQUESTS)}
         Topics(self._kafka).create(SOURCE, 1, {})
         Topics(self._kafka).create(REPLIED, 1, {})
-        for path in (PLAIN, SELECTED, KEYED, REQUESTS):
+        for path in (PLAIN, SELECTED, KEYED, TRANSFORMED, REQUESTS):
             Topics(self._kafka).create(f"{DIVERTED}.{path}", 1, {})
         threads = [threading.Thread(target=read) for read in (self._read_kafka, self._answer, self._read_jms)]
         for thread in threads:
@@ -135,7 +142,7 @@ class Clients:
             self._senders[path].send_async(Message(body.decode(), properties={"kind": 1, "number": int(mark[-NUMBER_DIGITS:])}))
 
     def _read_kafka(self) -> None:
-        with closing(self._consumer(PLAIN, SELECTED, KEYED)) as consumer:
+        with closing(self._consumer(PLAIN, SELECTED, KEYED, TRANSFORMED)) as consumer:
             while not self._over.is_set():
                 message = consumer.poll(POLL_S)
                 if message is not None and message.error() is None:
