@@ -16,13 +16,13 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from bascule.amqp.scram import NAME as SCRAM
 from bascule.amqp.scram import Verifier
 from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition, contradiction
+from bascule.config.admin import Admin
 from bascule.config.fields import (
     ClientSetting,
     HostPort,
     HostPorts,
     Name,
     Port,
-    Secret,
     Section,
     TopicName,
     is_loopback,
@@ -32,7 +32,7 @@ from bascule.config.fields import (
 )
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
-from bascule.config.tls import BrokerTls, Tls
+from bascule.config.tls import BrokerTls
 from bascule.core.access import ANY_ROLE
 from bascule.core.defaults import (
     MAX_OFFSETS_PER_TRIGGER,
@@ -192,7 +192,7 @@ class Broker(AddressSettings):
 
     @model_validator(mode="after")
     def _somebody_may_connect(self) -> Broker:
-        if not self.users and not self.tls.client_ca and not self.anonymous_allowed:
+        if not self.has_users and not self.anonymous_allowed:
             raise ValueError(f"no client could connect to host {self.host!r}; set users, tls.client_ca, or allow_anonymous = true")
         return self
 
@@ -201,12 +201,17 @@ class Broker(AddressSettings):
         """Return whether a client without a user may connect."""
         if self.allow_anonymous is not None:
             return self.allow_anonymous
-        return not self.users and not self.tls.client_ca and is_loopback(self.host)
+        return not self.has_users and is_loopback(self.host)
 
     @property
     def passwords(self) -> dict[str, str]:
         """Return the password of each user, in clear or as its hash."""
         return {name: password.get_secret_value() for name, password in self.users.items()}
+
+    @property
+    def has_users(self) -> bool:
+        """Return whether the settings name users, by a password or a certificate."""
+        return bool(self.users or self.tls.client_ca)
 
     @property
     def url_scheme(self) -> str:
@@ -351,24 +356,6 @@ class Pipelines(Section):
     )
 
 
-class Admin(Section):
-    """Health checks, status, metrics and actions over HTTP."""
-
-    host: str = Field(default="127.0.0.1", description="Address on which the admin server listens")
-    port: Port = Field(default=8672, description="Port of the admin server; 0 = any free port")
-    tls: Tls = Field(default=Tls(), description="TLS of this listener: `[admin.tls]`")
-    token: Secret | None = Field(
-        default=None,
-        description='Token that a request must send as `Authorization: Bearer` to act and to see messages, or "file:PATH" to read it'
-        " from a file; unset = only requests from this machine may do so",
-    )
-
-    @property
-    def url_scheme(self) -> str:
-        """Return the scheme of the URL of the admin server."""
-        return "https" if self.tls.enabled else "http"
-
-
 class Log(Section):
     """The log of the broker, the pipelines and the commands."""
 
@@ -458,6 +445,10 @@ class Settings(BaseSettings):
                     if role != ANY_ROLE and role not in self.broker.roles:
                         known = f"known are {', '.join(self.broker.roles)}" if self.broker.roles else "[broker.roles] defines none"
                         raise located(("permission", position, key), f"there is no role {role!r}; {known}")
+        for key in ("view", "edit", "manage"):
+            for role in getattr(self.admin, key):
+                if role != ANY_ROLE and role not in self.broker.roles:
+                    raise located(("admin", key), f"there is no role {role!r} in [broker.roles]")
         return self
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from bascule.embedded.process import PortInUse
 from bascule.kafka.election import Election
 from bascule.server import topics
 from bascule.server.admin import AdminServer
+from bascule.server.admin_logins import admin_access
 from bascule.server.administrator import Administrator
 from bascule.server.descriptors import RESERVED, RESERVED_FOR_ADMIN
 from bascule.server.effects import LoopEffects
@@ -107,11 +108,13 @@ class BrokerLife(LoopEffects):
 
     def _admin_server(self) -> AdminServer:
         admin = self._settings.admin
-        token = admin.token.get_secret_value() if admin.token is not None else None
+        access = admin_access(self._settings)
+        if not access.restricted:
+            log.info("every process of this machine may use the admin server, because neither users nor admin.token are configured")
         tls = server_context(admin.tls, "admin.tls")
         stalls = StallWatch(loading=lambda: self._node.loaded_engine is None)
         stalls.start()
-        return AdminServer(Administrator(self._node), host=admin.host, port=admin.port, token=token, tls=tls, collectors=(stalls,))
+        return AdminServer(Administrator(self._node), host=admin.host, port=admin.port, access=access, tls=tls, collectors=(stalls,))
 
     # -- election ----------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from bascule.config import Settings
 from bascule.config.settings import Broker as BrokerSettings
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
-from bascule.core.permissions import AllowAll, Permissions
+from bascule.core.permissions import Permissions
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.server import descriptors, topics
 from bascule.server.client_turns import ClientTurns, ConnectionOutput
@@ -84,7 +84,6 @@ class Node:
         self.permissions: Permissions = permissions_of(settings)
         if not settings.permission:
             log.info("every client may do everything, because no permission is configured")
-        self.administrators: Permissions = AllowAll()  # who may use the admin server may do everything there
         self.kafka = kafka_client(settings)
         self._diverts = diverts_of(settings)
         self._policy = policy_of(settings)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -184,3 +186,41 @@ def test_administrative_output_is_a_table_or_json(
     assert broker.asked[-1][0] == "/queues?name=a+b"
     assert "max_messages" in text
     assert "127.0.0.1:5" in text
+
+
+def test_user_in_the_url_logs_in_with_the_password_of_the_environment(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASCULE_PASSWORD", "a:secret")
+    broker.answers["/queues"] = 200, []
+    assert main(["queue", "list", "--admin", broker.url.replace("//", "//ann%40shop@")]) == 0
+    assert broker.token == "Basic " + base64.b64encode(b"ann@shop:a:secret").decode()
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("http://ann@192.0.2.1:1", "use https"),
+        ("http://ann:secret@127.0.0.1:1", "must not have a password"),
+        ("http://ann@127.0.0.1:1", "set BASCULE_PASSWORD"),
+    ],
+)
+def test_password_is_neither_sent_unencrypted_nor_taken_from_the_command_line(
+    url: str, error: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    if error == "use https":
+        monkeypatch.setenv("BASCULE_PASSWORD", "secret")
+    assert main(["queue", "list", "--admin", url]) == 2
+    said = capsys.readouterr().err
+    assert error in said
+    assert "secret" not in said
+
+
+def test_command_of_the_owner_sends_token_of_data_directory(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.answers["/queues"] = 200, []
+    monkeypatch.setenv("BASCULE_EMBEDDED__DATA_DIR", str(tmp_path))
+    (tmp_path / "admin.token").write_text("owner-token")
+    assert main(["queue", "list", "--admin", broker.url]) == 0
+    assert broker.token == "Bearer owner-token"
+    monkeypatch.setenv("BASCULE_ADMIN__VIEW_TOKEN", "v")
+    assert main(["queue", "list", "--admin", broker.url]) == 0
+    assert broker.token == "Bearer v"

@@ -76,7 +76,6 @@ class Served:
         self.partials = PartialBudget()
         self.peer_caches = PeerCaches(lambda: self.engine)
         self.permissions: Permissions = AllowAll()
-        self.administrators: Permissions = AllowAll()
         self.connections: dict[ClientConnection, None] = {}
         self.container_ids = ContainerIds()
         self.output = ConnectionOutput(turn_s=math.inf)  # a test may write all output in one turn

@@ -1,0 +1,73 @@
+"""The credentials of the admin server by the settings: tokens, users, and the token of the broker's owner in the data directory."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from bascule.config import Settings
+from bascule.core.access import ANY_ROLE
+from bascule.core.defaults import OWNER_TOKEN_FILE
+from bascule.server.admin_access import AdminAccess, AdminRole
+from bascule.server.logins import LoginChecks, verifiers
+
+OWNER_TOKEN_BYTES: Final = 32
+
+
+def admin_access(settings: Settings) -> AdminAccess:
+    """Return who may use the admin server. Without users and tokens, every process of this machine may.
+
+    Otherwise, write a token for commands on this machine into a file that only the user of this process can read. Raises OSError.
+    """
+    admin, broker = settings.admin, settings.broker
+    path = Path(settings.embedded.data_dir) / OWNER_TOKEN_FILE
+    restricted = admin.restricted or broker.has_users
+    hosts = (admin.host, socket.gethostname(), *admin.hosts)
+    if not restricted:
+        path.unlink(missing_ok=True)
+        return AdminAccess(hosts=hosts, public_metrics=admin.public_metrics)
+    tokens = {"owner": (_write_owner_token(path), AdminRole.MANAGE)}
+    for setting, role in (("view_token", AdminRole.VIEW), ("edit_token", AdminRole.EDIT), ("token", AdminRole.MANAGE)):
+        if (token := getattr(admin, setting)) is not None:
+            tokens[f"admin.{setting}"] = token.get_secret_value(), role
+    roles, everybody = _roles(settings)
+    return AdminAccess(
+        restricted=True, tokens=tokens, roles=roles, everybody=everybody, check=_password_check(broker.passwords), hosts=hosts,
+        public_metrics=admin.public_metrics,
+    )  # fmt: skip
+
+
+def _roles(settings: Settings) -> tuple[dict[str, AdminRole], AdminRole | None]:
+    """Return the highest role of each user, and the role of all users."""
+    of_user: dict[str, AdminRole] = {}
+    everybody = None
+    for role in AdminRole:  # the highest last
+        names = getattr(settings.admin, role.word)
+        everybody = role if ANY_ROLE in names else everybody
+        of_user |= {user: role for name in names for user in settings.broker.roles.get(name, ())}
+    return of_user, everybody
+
+
+def _password_check(passwords: dict[str, str]) -> Callable[[str, str], Awaitable[bool]]:
+    """Return a check of a user's password beside the event loop. It does not delay the logins of AMQP clients."""
+    users, logins = verifiers(passwords), LoginChecks()
+
+    async def check(user: str, password: str) -> bool:
+        return await logins.check(partial(users.check, user, password))
+
+    return check
+
+
+def _write_owner_token(path: Path) -> str:
+    """Write a new token, so that a reader finds the whole token or none."""
+    token, unfinished = secrets.token_urlsafe(OWNER_TOKEN_BYTES), path.with_suffix(".new")
+    unfinished.unlink(missing_ok=True)
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(token)
+    unfinished.replace(path)
+    return token
