@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bascule.amqp.errors import CONNECTION_FORCED, DETACH_FORCED, UNAUTHORIZED_ACCESS, AmqpError
 from bascule.amqp.link import Link
@@ -23,7 +23,7 @@ from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
 from bascule.core.log import get_log
-from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 from bascule.server.attach import detached
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.dispositions import Dispositions
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from bascule.server.node import Node
 
 _log = get_log(__name__)
+
+#: The SASL mechanism of clients without a login.
+ANONYMOUS: Final = "ANONYMOUS"
 
 #: Lifetime of a session beyond its user's limit, if it attaches no link.
 REFUSED_SESSION_S = 1.0
@@ -168,6 +171,21 @@ class Client:
     def authorize(self, permission: Permission, address: str) -> None:
         """Check a permission of the client's user on an address. Raises Unauthorized."""
         self._permissions.authorize(self.user, permission, address)
+
+    @property
+    def login(self) -> str:
+        """Return the user; "" if the client has connected without a login."""
+        return "" if self.mechanism == ANONYMOUS else self.user
+
+    def may_end(self, owner: str) -> bool:
+        """Return whether the client's user may see and end the transaction branches of a user."""
+        if self._permissions.owns(self.user, owner):
+            return True
+        try:
+            self.authorize(Permission.RECOVER, MANAGEMENT_ADDRESS)
+        except Unauthorized:
+            return False
+        return True
 
     def check_owner(self, queue: BrokerQueue) -> None:
         """Check that the client's user has made a durable subscription. Raises AmqpError."""

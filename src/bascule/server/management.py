@@ -77,7 +77,8 @@ class Request:
         since = self.message.properties.get("since")
         if since is not None and (not isinstance(since, int) or isinstance(since, bool)):
             raise InvalidInput(f"since {since!r:.200} must be the position from an earlier response")
-        return BranchRequest(operation, xid, self.client.container, self.client.transactions, name, since)
+        client = self.client
+        return BranchRequest(operation, xid, client.container, client.transactions, name, since, client.login, client.may_end)
 
     def _xid(self) -> Xid:
         format_id = self.message.properties.get("formatId")
