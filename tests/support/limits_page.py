@@ -164,6 +164,8 @@ LIMITS: Final = {
         Limit("broker.branches", "ENDED_MAX", "outcomes remembered", "forgets the oldest"),
     ),
     "Admin HTTP": (
+        Limit("server.audit", "VALUE_LENGTH_MAX", "a value in a line of the audit", "cuts it", "characters"),
+        Limit("server.audit", "WAITING_LINES_MAX", "lines of the audit that could not be written", "drops the oldest one"),
         Limit("server.admin_http", "CONNECTIONS_MAX", "connections", "answers 503"),
         Limit("server.admin_http", "WAITING_MAX", "connections that wait for a request", "closes the oldest"),
         Limit("server.admin_http", "WAITING_PER_ADDRESS_MAX", "such connections of one remote address", "closes the oldest one"),

@@ -157,7 +157,7 @@ class System:
             **({} if SESSION_SETTING in config else {f"BASCULE_BROKER__{SESSION_SETTING.upper()}": str(LONE_SESSION_S)}),
             **(env or {}),
         }
-        self._data_dir = Path(chosen["BASCULE_EMBEDDED__DATA_DIR"])
+        self.data_dir = Path(chosen["BASCULE_EMBEDDED__DATA_DIR"])
         self.broker = Command("broker", log_file=directory / "broker.log", env=chosen, start_timeout_s=BROKER_START_S)
         self.pipelines = Command("pipelines", log_file=directory / "pipelines.log", env=chosen, start_timeout_s=PIPELINES_START_S)
 
@@ -227,7 +227,7 @@ class System:
 
     def _request(self, path: str, body: bytes | None = None) -> urllib.request.Request:
         """Return a request of the broker's owner, with the token in the data directory if the broker has written one."""
-        token = self._data_dir / OWNER_TOKEN_FILE
+        token = self.data_dir / OWNER_TOKEN_FILE
         headers = {"authorization": f"Bearer {token.read_text()}"} if token.exists() else {}
         return urllib.request.Request(f"http://127.0.0.1:{self.admin_port}/{path}", body, headers)
 

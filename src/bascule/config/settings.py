@@ -17,6 +17,7 @@ from bascule.amqp.scram import NAME as SCRAM
 from bascule.amqp.scram import Verifier
 from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition, contradiction
 from bascule.config.admin import Admin
+from bascule.config.audit import Audit
 from bascule.config.fields import (
     ClientSetting,
     HostPort,
@@ -380,6 +381,7 @@ class Settings(BaseSettings):
     embedded: Embedded = Embedded()
     pipelines: Pipelines = Pipelines()
     admin: Admin = Admin()
+    audit: Audit = Audit()
     log: Log = Log()
     address: tuple[Address, ...] = ()
     queue: tuple[QueueDefinition, ...] = ()
@@ -454,6 +456,8 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _own_topics_untouched(self) -> Settings:
         topics = self.journal_topics
+        if self.audit.topic is not None and (self.audit.topic in topics.internal or self.audit.topic == topics.dead_letters):
+            raise located(("audit", "topic"), f"{self.audit.topic!r} is one of Bascule's own topics")
         for position, divert in enumerate(self.divert):
             if divert.to in topics.internal:
                 raise located(("divert", position, "to"), f"{divert.to!r} is one of Bascule's own topics")

@@ -37,11 +37,13 @@ from starlette.types import ASGIApp
 from bascule.broker.errors import RequestFailed
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.core.log import get_log
+from bascule.core.permissions import Unauthorized
 from bascule.embedded.process import PortInUse
 from bascule.server import admin_http
 from bascule.server.actions import ACTIONS
-from bascule.server.admin_access import OPEN, AdminAccess, AdminRole, Principal, SecureHeaders
+from bascule.server.admin_access import OPEN, AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, SecureHeaders
 from bascule.server.admin_arguments import arguments_of
+from bascule.server.audit import Audit
 from bascule.server.descriptors import RESERVED
 from bascule.server.handshakes import Handshakes
 from bascule.server.listener import Listener, bind
@@ -190,8 +192,9 @@ def _count(text: str) -> int:
 class _Pages:
     """The pages of one broker."""
 
-    def __init__(self, broker: AdministeredBroker, collectors: Sequence[Collector]) -> None:
+    def __init__(self, broker: AdministeredBroker, audit: Audit, collectors: Sequence[Collector]) -> None:
         self._broker = broker
+        self._audit = audit
         self._collectors = collectors
         self._turn = asyncio.Semaphore(PAGES_AT_ONCE)
 
@@ -224,7 +227,16 @@ class _Pages:
         principal: Principal = request.state.principal
         action = request.scope["path"].removeprefix("/")
         arguments = await arguments_of(request)
-        answer = await self._broker.act(principal, action, arguments)
+        self._audit.check()
+        record = partial(self._audit.record, who=principal.name, peer=principal.peer, arguments=json.dumps(arguments))
+        on = next((str(value) for value in arguments.values()), "")
+        try:
+            answer = await self._broker.act(principal, action, arguments)
+        except Exception as error:
+            allowed = not isinstance(error, Unauthorized)
+            record(action, on, allowed=allowed, result=f"{type(error).__name__}: {error}")
+            raise
+        record(action, on, result=json.dumps(answer))
         log.info("administrator action", who=principal.name, action=action, arguments=arguments, answer=answer)
         return JSONResponse(answer)
 
@@ -245,6 +257,8 @@ class _Pages:
 
     async def _dead_letters(self, request: Request) -> object:
         count = _count(request.query_params.get("count", str(DEAD_LETTERS)))
+        principal: Principal = request.state.principal
+        self._audit.record("dead letters", request.query_params.get("queue", ""), who=principal.name, peer=principal.peer)
         return await self._broker.dead_letters(request.query_params.get("queue", ""), count)
 
 
@@ -289,7 +303,7 @@ def admin_paths(access: AdminAccess) -> list[AdminPath]:
 
 def admin_app(broker: AdministeredBroker, access: AdminAccess = OPEN, collectors: Sequence[Collector] = ()) -> ASGIApp:
     """Return the application with the routes of one broker."""
-    pages = _Pages(broker, collectors)
+    pages = _Pages(broker, access.audit, collectors)
     apart: dict[str, Page] = {"/livez": pages.livez, "/readyz": pages.readyz, "/metrics": pages.metrics}
     routes = []
     for method, path, role in admin_paths(access):
@@ -308,6 +322,9 @@ def _contained(broker: AdministeredBroker, access: AdminAccess, role: AdminRole 
             if role is not None:
                 request.state.principal = await access.admit(request, role)
             return await page(request)
+        except (NotLoggedIn, NotAdministrator) as error:
+            access.refused(request.scope, error)
+            return _answer(error)
         except BasculeError as error:
             return _answer(error)
         except ClientDisconnect:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bascule.config.fields import is_loopback
 from bascule.core.errors import InvalidInput
 from bascule.core.permissions import Permission, Unauthorized
+from bascule.server.audit import NO_AUDIT, Audit
 
 
 class AdminRole(enum.IntEnum):
@@ -103,11 +104,11 @@ class AdminAccess:
     check: Callable[[str, str], Awaitable[bool]] = _nobody
     hosts: Iterable[str] = ()
     public_metrics: bool = False
+    audit: Audit = NO_AUDIT
 
     async def admit(self, request: Request, role: AdminRole) -> Principal:
         """Return who sends a request that needs ``role``. Raises NotLoggedIn, NotAdministrator."""
-        client = request.client
-        host, peer = (client.host, f"{client.host}:{client.port}") if client is not None else ("", "")
+        host, peer = request.client.host if request.client is not None else "", _peer(request.scope)
         if not self.restricted:
             if not is_loopback(host):
                 raise NotAdministrator("no users and no admin.token are set, so only requests from this machine are allowed")
@@ -149,6 +150,11 @@ class AdminAccess:
             raise NotAdministrator(f"user {user!r:.60} has no role for the admin server; see admin.view, admin.edit and admin.manage")
         return Principal(user, role, peer)
 
+    def refused(self, scope: Scope, error: InvalidInput, who: str = "") -> None:
+        """Record a refused request."""
+        path = f"{scope['method']} {scope['path']}"
+        self.audit.record("administration", path, who=who, peer=_peer(scope), allowed=False, result=str(error))
+
     def check_origin(self, headers: Headers, scheme: str) -> None:
         """Check that no web page of another site has caused the request. Raises ForeignHost, NotAdministrator.
 
@@ -166,6 +172,12 @@ class AdminAccess:
 
 #: Access without users and tokens.
 OPEN: Final = AdminAccess()
+
+
+def _peer(scope: Scope) -> str:
+    """Return HOST:PORT of the client."""
+    host, port = scope.get("client") or ("", 0)
+    return f"{host}:{port}"
 
 
 def host_of(authority: str) -> str:
@@ -220,5 +232,6 @@ class SecureHeaders:
         try:
             self._access.check_origin(Headers(scope=scope), scope.get("scheme", "http"))
         except InvalidInput as error:
+            self._access.refused(scope, error)
             app = JSONResponse({"error": str(error)}, error.http_status)
         await app(scope, receive, secured)

@@ -14,12 +14,13 @@ from bascule.config import Settings
 from bascule.core.access import ANY_ROLE
 from bascule.core.defaults import OWNER_TOKEN_FILE
 from bascule.server.admin_access import AdminAccess, AdminRole
+from bascule.server.audit import NO_AUDIT, Audit
 from bascule.server.logins import LoginChecks, verifiers
 
 OWNER_TOKEN_BYTES: Final = 32
 
 
-def admin_access(settings: Settings) -> AdminAccess:
+def admin_access(settings: Settings, audit: Audit = NO_AUDIT) -> AdminAccess:
     """Return who may use the admin server. Without users and tokens, every process of this machine may.
 
     Otherwise, write a token for commands on this machine into a file that only the user of this process can read. Raises OSError.
@@ -30,7 +31,7 @@ def admin_access(settings: Settings) -> AdminAccess:
     hosts = (admin.host, socket.gethostname(), *admin.hosts)
     if not restricted:
         path.unlink(missing_ok=True)
-        return AdminAccess(hosts=hosts, public_metrics=admin.public_metrics)
+        return AdminAccess(hosts=hosts, audit=audit, public_metrics=admin.public_metrics)
     tokens = {"owner": (_write_owner_token(path), AdminRole.MANAGE)}
     for setting, role in (("view_token", AdminRole.VIEW), ("edit_token", AdminRole.EDIT), ("token", AdminRole.MANAGE)):
         if (token := getattr(admin, setting)) is not None:
@@ -38,6 +39,7 @@ def admin_access(settings: Settings) -> AdminAccess:
     roles, everybody = _roles(settings)
     return AdminAccess(
         restricted=True, tokens=tokens, roles=roles, everybody=everybody, check=_password_check(broker.passwords), hosts=hosts,
+        audit=audit,
         public_metrics=admin.public_metrics,
     )  # fmt: skip
 
@@ -66,6 +68,7 @@ def _password_check(passwords: dict[str, str]) -> Callable[[str, str], Awaitable
 def _write_owner_token(path: Path) -> str:
     """Write a new token, so that a reader finds the whole token or none."""
     token, unfinished = secrets.token_urlsafe(OWNER_TOKEN_BYTES), path.with_suffix(".new")
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished.unlink(missing_ok=True)
     with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(token)

@@ -110,6 +110,7 @@ class Client:
     def __init__(self, server: Node, wire: ClientTransport) -> None:
         self._server = server
         self._permissions = server.permissions
+        self.audit = server.audit
         self._wire = wire
         self.engine: Engine = server.engine
         self.touch = wire.touch
@@ -145,6 +146,15 @@ class Client:
         self.engine = self._server.engine
         self.opened_s = time.monotonic()
         self.history = self._server.interruptions.opened(self.container, properties)
+        self._record("login", self.container, mechanism=self.mechanism)
+
+    def refused(self, error: AmqpError) -> None:
+        """Note that the connection is refused after the login. Everything that the client has sent behind its open is ignored."""
+        self.ended = True
+        self._record("login", self.container, allowed=False, result=error.description, mechanism=self.mechanism)
+
+    def _record(self, action: str, on: str, **fields: Any) -> None:
+        self.audit.record(action, on, who=self.user, peer=self.peer, **fields)
 
     # -- the broker, as this client sees it --------------------------------------------------------------------------
 
@@ -169,8 +179,13 @@ class Client:
         return self._server.max_message_bytes
 
     def authorize(self, permission: Permission, address: str) -> None:
-        """Check a permission of the client's user on an address. Raises Unauthorized."""
-        self._permissions.authorize(self.user, permission, address)
+        """Check a permission of the client's user on an address. Raises Unauthorized, AuditUnavailable."""
+        self.audit.check()
+        try:
+            self._permissions.authorize(self.user, permission, address)
+        except Unauthorized as error:
+            self._record(permission.value, address, allowed=False, result=str(error))
+            raise
 
     @property
     def login(self) -> str:
@@ -182,7 +197,7 @@ class Client:
         if self._permissions.owns(self.user, owner):
             return True
         try:
-            self.authorize(Permission.RECOVER, MANAGEMENT_ADDRESS)
+            self._permissions.authorize(self.user, Permission.RECOVER, MANAGEMENT_ADDRESS)
         except Unauthorized:
             return False
         return True
@@ -190,7 +205,14 @@ class Client:
     def check_owner(self, queue: BrokerQueue) -> None:
         """Check that the client's user has made a durable subscription. Raises AmqpError."""
         if not self._permissions.owns(self.user, queue.user):
-            raise AmqpError(UNAUTHORIZED_ACCESS, f"subscription {queue.subscription!r} belongs to another user than {self.user!r}")
+            error = f"subscription {queue.subscription!r} belongs to another user than {self.user!r}"
+            self._record("subscription", queue.name, allowed=False, result=error)
+            raise AmqpError(UNAUTHORIZED_ACCESS, error)
+
+    def unsubscribed(self, queue: BrokerQueue) -> None:
+        """Delete a durable subscription for the client."""
+        self._record("unsubscribe", queue.name)
+        self.engine.delete_queue(queue)
 
     def authorize_sending(self, address: str, routing: Routing) -> None:
         """Check the permissions to send to an address, and to create it if it does not exist. Raises Unauthorized."""
