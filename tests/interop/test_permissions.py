@@ -46,7 +46,13 @@ send = ["guests"]
 consume = ["guests"]
 createAddress = ["guests"]
 createDurableQueue = ["guests"]
+
+[[limit]]
+roles = ["guests"]
+max_connections = 1
+max_messages_per_s = 50
 """
+RATE_SLICE = 5  # messages that a guest may send at once
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +122,22 @@ def test_python_client_gets_an_error_that_names_the_permission(guarded: System) 
         pytest.raises(BasculeError, match=r"user 'bob' has no permission 'send' on address 'orders\.eu'"),
     ):
         context.send(Queue("orders.eu"), "x")
+
+
+def test_connection_beyond_the_limit_of_a_role_is_refused_with_the_name_of_the_table(guarded: System, connect_to: Connect) -> None:
+    with (
+        connect(guarded.url),
+        pytest.raises(JmsError, match=r"the limit of 1 connections .* \(max_connections in \[\[limit\]\] of role 'guests'\)"),
+    ):
+        connect_to(guarded.url)
+
+
+def test_producer_faster_than_its_users_rate_waits_and_loses_nothing(guarded: System, connect_to: Connect) -> None:
+    connection = connect_to(guarded.url)
+    session = connection.session()
+    consumer, producer = session.consumer("queue:open"), session.producer("queue:open")
+    sent = [str(number) for number in range(3 * RATE_SLICE)]
+    for body in sent:
+        producer.send(body)
+    assert [consumer.receive().body for _ in sent] == sent
+    connection.close()

@@ -12,7 +12,6 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
 
-from bascule.core import crash
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import clients, transactional
@@ -25,6 +24,7 @@ from bascule.writer.reading import READ_TIMEOUT_S
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.scenarios.test_owners import Run, carried_journal
 from tests.scenarios.test_positions import ADMIN_TIMEOUT_S, Journal, forget
+from tests.support.crash_points import at_crash_points
 from tests.support.system import wait_for
 
 RECORDS = 3
@@ -43,7 +43,7 @@ def killed_by_a_source(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(crash, "point", point)
+        at_crash_points(patched, point)
         with pytest.raises(Killed):
             yield
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from bascule.core import crash
 from bascule.core.errors import BadRecord
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.pipelines.spec import EARLIEST, DivertSpec, IngressSpec, StartPosition
 from bascule.writer.position import COMMON
 from tests.scenarios.sparkless import Bridge, without_spark
+from tests.support.crash_points import at_crash_points
 
 #: Where a driver is killed while diverts change their groups.
 PLACES = ("driver.take.before", "driver.take.after", "join.before", "join.caught_up", "join.after")
@@ -130,7 +130,7 @@ def test_driver_killed_while_diverts_change_groups_loses_and_repeats_nothing(
 
     reached = False
     with monkeypatch.context() as patched:
-        patched.setattr(crash, "point", point)
+        at_crash_points(patched, point)
         try:
             with bridge.running(*diverts("h", "g")) as running:
                 running.settle()

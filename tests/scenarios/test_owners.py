@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bascule.core import crash
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.transactional import TransactionalWriter
@@ -21,6 +20,7 @@ from bascule.writer.errors import PositionMoved
 from bascule.writer.position import Position, PositionTaken
 from tests.scenarios.sparkless import Rows
 from tests.scenarios.test_positions import Journal
+from tests.support.crash_points import at_crash_points
 
 #: The journal has the start record of an epoch and ten messages.
 END = 11
@@ -122,7 +122,7 @@ def at(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> N
         if passed == name and acts:
             acts.pop()()
 
-    monkeypatch.setattr(crash, "point", point)
+    at_crash_points(monkeypatch, point)
 
 
 def test_task_of_replaced_driver_cannot_move_a_position_that_the_successor_is_taking(

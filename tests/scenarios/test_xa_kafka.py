@@ -10,7 +10,6 @@ from contextlib import nullcontext
 
 import pytest
 
-from bascule.core import crash
 from bascule.core.errors import InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import slot
@@ -23,6 +22,7 @@ from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_protocol import LIMITS, BranchLimits
 from bascule.xa.xid import branch, new_gtrid
 from tests.scenarios.topics import Reader, create, produce
+from tests.support.crash_points import at_crash_points
 from tests.support.system import wait_for
 
 TIMEOUT_S = 30.0
@@ -169,7 +169,7 @@ def test_one_phase_commit_reports_the_outcome_set_by_another_process(
         if points.count("slot.commit.before") == 1 and name == "slot.commit.before":
             getattr(other, finish)(xid)  # which fences the transaction that is open here
 
-    monkeypatch.setattr(crash, "point", point)
+    at_crash_points(monkeypatch, point)
     # The other one has its own time limit, which here is part of the limit of this one.
     monkeypatch.setattr(slot, "TRANSACT_DEADLINE_S", 3 * slot.TRANSACT_DEADLINE_S)
     with nullcontext() if finish == "commit" else pytest.raises(BranchRolledBack, match="another process"):

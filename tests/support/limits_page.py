@@ -82,6 +82,7 @@ SETTINGS: Final = (
     Setting("max_queues_per_user", f"refuses the link or message with {RESOURCE}"),
     Setting("max_durable_subscriptions_per_user", f"{REFUSES_LINK}{RESOURCE}"),
     Setting("max_message_bytes", f"{DETACHES}`amqp:link:message-size-exceeded`"),
+    Setting("max_messages_per_s_per_user", "gives producers no credit until the next second"),
     Setting("memory_bytes", f"from 80 % on: gives producers no credit, refuses messages in transactions with {RESOURCE}"),
     Setting("spill_bytes", NO_CREDIT),
     Setting("spill_free_bytes", NO_CREDIT),

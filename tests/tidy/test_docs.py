@@ -109,8 +109,9 @@ def test_changelog_of_the_first_release_is_short_and_grouped() -> None:
     assert len([line for line in lines if line.startswith("### ")]) > 3
 
 
-def test_tests_named_in_the_guarantees_exist() -> None:
-    kept_by = re.findall(r"`([\w/]+\.py)::(\w+)`", (DOCS / "guarantees.md").read_text())
+@pytest.mark.parametrize("page", ["guarantees.md", "threat-model.md"])
+def test_tests_named_in_the_page_exist(page: str) -> None:
+    kept_by = re.findall(r"`([\w/]+\.py)::(\w+)`", (DOCS / page).read_text())
     assert kept_by
     assert [f"{file}::{test}" for file, test in kept_by if test not in functions(ROOT / "tests" / file)] == []
 

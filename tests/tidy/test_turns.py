@@ -104,7 +104,8 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "ten priorities": ("broker/order.py Lines.peek", "broker/order.py Lines.pop_some"),
     "the queues of a range: DELIVERIES_PER_PIECE for each piece of it": ("broker/returns.py RangeReturn.end",),
     "ROUND_MESSAGES_MAX": ("broker/rounds.py Rounds._all_stored",),
-    "pipelines, partitions and topics of the owner's configuration": (
+    "pipelines, partitions, topics and limits of the owner's configuration": (
+        "server/policies.py user_limits_of",
         "broker/housekeeping.py HousekeepingProtocol.retention_holds", "server/ingress.py _Effects.first_seen",
         "server/topics.py TopicWatch._run",
     ),

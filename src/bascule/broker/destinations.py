@@ -18,6 +18,7 @@ from bascule.core import crash
 from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.errors import InvalidInput
 from bascule.core.permissions import MANAGEMENT_ADDRESS
+from bascule.core.user_limits import UserResource
 from bascule.journal.records import Op, json_entry, queue_deleted_entry
 
 #: Steps of releasing a message of a deleted queue.
@@ -106,14 +107,11 @@ class Destinations:
         limits = [(len(addresses.queues), policy.queues_max, "queues and subscriptions", "broker.max_queues")]
         if user:
             of = f"of user {user!r}"
-            limits.append(
-                (addresses.queues_of[user], policy.queues_per_user_max, f"queues and subscriptions {of}", "broker.max_queues_per_user")
-            )
+            most, setting = policy.user_limits.of(user, UserResource.QUEUES)
+            limits.append((addresses.queues_of[user], most, f"queues and subscriptions {of}", setting))
             if durable_subscription:
-                limits.append(
-                    (addresses.durable_subscriptions_of[user], policy.durable_subscriptions_per_user_max, f"durable subscriptions {of}",
-                     "broker.max_durable_subscriptions_per_user")
-                )  # fmt: skip
+                most, setting = policy.user_limits.of(user, UserResource.DURABLE_SUBSCRIPTIONS)
+                limits.append((addresses.durable_subscriptions_of[user], most, f"durable subscriptions {of}", setting))
         for count, most, what, setting in limits:
             if most and count >= most:
                 raise ResourceLimit(f"queue {name!r}: the limit of {most} {what} is reached ({setting})")

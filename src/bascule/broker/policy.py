@@ -20,6 +20,7 @@ from bascule.core.defaults import (
 )
 from bascule.core.destination import specificity
 from bascule.core.topics import MESSAGE_BYTES_MAX
+from bascule.core.user_limits import UNLIMITED, LimitRules
 
 BLOCK: Final = "block"
 REJECT: Final = "reject"
@@ -91,9 +92,8 @@ class Policy:
     transaction_ms_max: int = TRANSACTION_TIMEOUT_S * 1000
     #: Maximum number of queues of a broker. Each queue costs memory permanently, and a client can ask for any name.
     queues_max: int = QUEUES_MAX
-    #: Maximum number of queues, and of durable subscriptions, that one user may create. 0: no limit.
-    queues_per_user_max: int = 0
-    durable_subscriptions_per_user_max: int = 0
+    #: Maximum number of queues, and of durable subscriptions, that one user may create.
+    user_limits: LimitRules = UNLIMITED
     #: Names of queues and topics that exist even if nobody uses them.
     queues: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()

@@ -31,6 +31,7 @@ from bascule.config.fields import (
     located,
     read_secret,
 )
+from bascule.config.limit import Limit
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
 from bascule.config.tls import BrokerTls
@@ -175,6 +176,12 @@ class Broker(AddressSettings):
     )
     max_transactions_per_user: int = Field(
         default=50_000, ge=0, description="Maximum number of open local transactions of one user; 0 = no limit"
+    )
+    max_messages_per_s_per_user: int = Field(
+        default=0,
+        ge=0,
+        description="Messages that the producers of one user may send in a second, together. The broker gives no more credit, so that a"
+        " faster producer waits; 0 = no limit. `[[limit]]` gives users and roles limits of their own",
     )
 
     @field_validator("users")
@@ -387,6 +394,7 @@ class Settings(BaseSettings):
     queue: tuple[QueueDefinition, ...] = ()
     topic: tuple[TopicDefinition, ...] = ()
     permission: tuple[PermissionRule, ...] = ()
+    limit: tuple[Limit, ...] = ()
     divert: tuple[Divert, ...] = ()
     ingress: tuple[Ingress, ...] = ()
 
@@ -441,12 +449,13 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _roles_known(self) -> Settings:
         """Check that each role of a rule has users: a misspelt role would give its permission to nobody."""
-        for position, rule in enumerate(self.permission):
-            for key, roles in rule.given().items():
-                for role in roles:
-                    if role != ANY_ROLE and role not in self.broker.roles:
-                        known = f"known are {', '.join(self.broker.roles)}" if self.broker.roles else "[broker.roles] defines none"
-                        raise located(("permission", position, key), f"there is no role {role!r}; {known}")
+        named = [("permission", at, key, roles) for at, rule in enumerate(self.permission) for key, roles in rule.given().items()]
+        named += [("limit", at, "roles", limit.roles) for at, limit in enumerate(self.limit)]
+        for section, position, key, roles in named:
+            for role in roles:
+                if role not in self.broker.roles and (role != ANY_ROLE or section == "limit"):
+                    known = f"known are {', '.join(self.broker.roles)}" if self.broker.roles else "[broker.roles] defines none"
+                    raise located((section, position, key), f"there is no role {role!r}; {known}")
         for key in ("view", "edit", "manage"):
             for role in getattr(self.admin, key):
                 if role != ANY_ROLE and role not in self.broker.roles:

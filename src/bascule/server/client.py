@@ -24,6 +24,7 @@ from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
 from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
+from bascule.server.allowance import UNLIMITED_SENDING
 from bascule.server.attach import detached
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.dispositions import Dispositions
@@ -118,6 +119,8 @@ class Client:
         self.mechanism = ""  # SASL mechanism of the login
         self.container = ""
         self.opened_s = 0.0  # by the monotonic clock
+        self.message_bytes_max = 0  # by the limit of the user; 0: no limit
+        self.sending = UNLIMITED_SENDING
         self.history: ConnectionHistory | None = None  # of a client that may have reconnected
         self.reset: ConnectionReset | None = None
         self.first_transactions = 0  # number of transactions that may have been interrupted
@@ -143,6 +146,7 @@ class Client:
         Sessions, links and transactions of the client count towards ``usage``.
         """
         self.sessions.tally, self.links.tally, self.transactions.tally = usage.sessions, usage.links, usage.transactions
+        self.message_bytes_max, self.sending = usage.message_bytes_max, usage.sending
         self.engine = self._server.engine
         self.opened_s = time.monotonic()
         self.history = self._server.interruptions.opened(self.container, properties)
@@ -176,7 +180,8 @@ class Client:
     @property
     def max_message_bytes(self) -> int:
         """Return the size in bytes of the largest message that the client may send."""
-        return self._server.max_message_bytes
+        of_user, of_broker = self.message_bytes_max, self._server.max_message_bytes
+        return min(of_user, of_broker) if of_user else of_broker
 
     def authorize(self, permission: Permission, address: str) -> None:
         """Check a permission of the client's user on an address. Raises Unauthorized, AuditUnavailable."""

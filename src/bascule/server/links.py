@@ -54,7 +54,7 @@ class ProducerLink:
     If ``address`` is None, each message names its own in ``to``.
     """
 
-    __slots__ = ("_accepted_in", "_counted", "_granted", "_waiting", "_yielding", "address", "client", "link", "routing")
+    __slots__ = ("_accepted_in", "_allowed_to", "_counted", "_granted", "_waiting", "_yielding", "address", "client", "link", "routing")
 
     def __init__(self, client: Client, link: ReceiverLink, address: str | None, routing: Routing | None) -> None:
         self.client = client
@@ -63,7 +63,8 @@ class ProducerLink:
         self.routing = routing
         self._counted = False  # it is counted among the producers that share credit
         self._granted = 0  # the last credit granted
-        self._waiting = False  # for room in a full queue, or in memory
+        self._allowed_to = 0  # the link's delivery count once it has used what it took of the user's allowance
+        self._waiting = False  # for room in a full queue, or in memory, or for the allowance of the user
         self._yielding = False  # credit comes later, so that consumers get a share of the broker
         self._accepted_in = TransactionalState(b"", ACCEPTED)
 
@@ -107,6 +108,8 @@ class ProducerLink:
 
     def _grant(self) -> None:
         self._yielding = False
+        if self.link.context is not self:
+            return
         engine = self.client.engine
         memory = engine.memory
         if memory.blocked and self.address != MANAGEMENT_ADDRESS:  # requests to the management node end transactions, which makes room
@@ -120,20 +123,34 @@ class ProducerLink:
                 self._waiting = True
                 engine.when_room(self.address, self.routing, self, self._room)
         if credit > self.link.credit:
+            credit = self._allowed(credit)
+        if credit > self.link.credit:
             self._granted = credit
             self.link.flow(credit)
             self.client.touch()
             self.client.send_output()
 
+    def _allowed(self, credit: int) -> int:
+        """Return the part of ``credit`` that the user's allowance permits. If it permits no more, wait for the next part."""
+        if self.address == MANAGEMENT_ADDRESS:
+            return credit
+        sending = self.client.sending
+        more = sending.take(credit - self.link.credit)
+        if not more:
+            self._waiting = True
+            sending.when_allowed(self, self._room)
+        self._allowed_to += more
+        return self.link.credit + more
+
     def _room(self) -> None:
-        """Resume after a full queue, or memory, has room again."""
+        """Resume after a full queue, or memory, has room again, or the user may send again."""
         self._waiting = False
-        if self.link.context is self:
-            self._grant()
+        self._grant()
 
     def opened(self) -> None:
         """Let the attached link take part in the credit of all producers."""
         self._counted = True
+        self._allowed_to = self.link.delivery_count
         self.client.engine.memory.producers += 1
         self.top_up()
 
@@ -142,7 +159,10 @@ class ProducerLink:
         memory = self.client.engine.memory
         memory.producers -= self._counted
         self._counted = False
+        # The link has lost its credit with its end, but not its delivery count.
+        self.client.sending.put_back(max(0, self._allowed_to - self.link.delivery_count))
         if self._waiting:
+            self.client.sending.forget(self)
             memory.forget(self)
             if self.address is not None and self.routing is not None:
                 self.client.engine.forget_waiting(self.address, self.routing, self)

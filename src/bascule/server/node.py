@@ -45,7 +45,7 @@ from bascule.server.life import BrokerLife
 from bascule.server.logins import LoginChecks, sasl_mechanisms
 from bascule.server.memory import MemoryWatch, PeerCaches, partial_budget
 from bascule.server.pieces import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, INPUT_STEPS_PER_PIECE
-from bascule.server.policies import diverts_of, permissions_of, policy_of
+from bascule.server.policies import diverts_of, permissions_of, policy_of, user_limits_of
 from bascule.server.spill import SpillFiles
 from bascule.server.status import (
     sum_of,
@@ -95,7 +95,7 @@ class Node:
         self.spill: SpillFiles | None = None
         self._mechanisms = sasl_mechanisms(settings.broker)
         self.logins = LoginChecks()
-        self.usage = Usage(usage_limits(settings.broker))
+        self.usage = Usage(usage_limits(settings))
         self.amqp_limits = ConnectionLimits(
             handshake_timeout_s=settings.broker.handshake_timeout_s,
             input_steps_per_piece=INPUT_STEPS_PER_PIECE,
@@ -303,18 +303,16 @@ def _return_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def usage_limits(broker: BrokerSettings) -> UsageLimits:
+def usage_limits(settings: Settings) -> UsageLimits:
     """Return the limits of clients, by the settings and the available file descriptors."""
+    broker = settings.broker
     connections, setting = broker.max_connections, CONNECTIONS
     room = descriptors.client_share(broker.max_handshakes)
     if not connections or room < connections:
         tell = log.warning if "max_connections" in broker.model_fields_set and connections else log.info
         tell("connections limited by file descriptors", connections=room, limit=descriptors.limit(), max_connections=connections)
         connections, setting = room, f"limit on file descriptors of the broker: {descriptors.limit()}"
-    return UsageLimits(
-        connections, broker.max_connections_per_address, broker.max_connections_per_user, broker.max_sessions_per_user,
-        broker.max_links_per_user, broker.max_transactions_per_user, setting,
-    )  # fmt: skip
+    return UsageLimits(connections, broker.max_connections_per_address, setting, user_limits_of(settings))
 
 
 def handshake_limits(broker: BrokerSettings) -> HandshakeLimits:

@@ -12,6 +12,7 @@ from bascule.broker.policy import AddressPolicy, Policy
 from bascule.config import Settings
 from bascule.core.access import AccessRule, AccessRules
 from bascule.core.permissions import AllowAll, Permission
+from bascule.core.user_limits import LimitRule, LimitRules, UserResource
 from bascule.jms.selector import compile_selector
 
 #: More failed deliveries than any message can have.
@@ -62,11 +63,26 @@ def policy_of(settings: Settings) -> Policy:
         tuple((address.match, _turned(address.given())) for address in settings.address),
         transaction_ms_max=_ms(broker.transaction_timeout_s),
         queues_max=broker.max_queues,
-        queues_per_user_max=broker.max_queues_per_user,
-        durable_subscriptions_per_user_max=broker.max_durable_subscriptions_per_user,
+        user_limits=user_limits_of(settings),
         queues=tuple(queue.name for queue in settings.queue),
         topics=tuple(topic.name for topic in settings.topic),
     )
+
+
+def user_limits_of(settings: Settings) -> LimitRules:
+    """Return the limits of users and roles."""
+    broker = settings.broker
+    of_all = {
+        UserResource.CONNECTIONS: broker.max_connections_per_user,
+        UserResource.SESSIONS: broker.max_sessions_per_user,
+        UserResource.LINKS: broker.max_links_per_user,
+        UserResource.TRANSACTIONS: broker.max_transactions_per_user,
+        UserResource.QUEUES: broker.max_queues_per_user,
+        UserResource.DURABLE_SUBSCRIPTIONS: broker.max_durable_subscriptions_per_user,
+        UserResource.MESSAGES_PER_S: broker.max_messages_per_s_per_user,
+    }
+    rules = (LimitRule(frozenset(limit.users), frozenset(limit.roles), limit.given()) for limit in settings.limit)
+    return LimitRules(of_all, rules, broker.roles)
 
 
 def permissions_of(settings: Settings) -> AllowAll | AccessRules:

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from bascule.broker.errors import ResourceLimit
+from bascule.core.user_limits import UNLIMITED, LimitRules, UserResource
+from bascule.server.allowance import SendAllowance
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 CONNECTIONS: Final = "broker.max_connections"
 CONNECTIONS_PER_ADDRESS: Final = "broker.max_connections_per_address"
-CONNECTIONS_PER_USER: Final = "broker.max_connections_per_user"
-SESSIONS_PER_USER: Final = "broker.max_sessions_per_user"
-LINKS_PER_USER: Final = "broker.max_links_per_user"
-TRANSACTIONS_PER_USER: Final = "broker.max_transactions_per_user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +26,8 @@ class UsageLimits:
 
     connections: int = 0
     connections_per_address: int = 0
-    connections_per_user: int = 0
-    sessions_per_user: int = 0
-    links_per_user: int = 0
-    transactions_per_user: int = 0
     connections_setting: str = CONNECTIONS
+    of_users: LimitRules = UNLIMITED
 
 
 class Tally:
@@ -92,11 +87,17 @@ class Holdings(MutableMapping[K, V]):
 class UserUsage:
     """The resources that the clients of one user use."""
 
-    def __init__(self, user: str, limits: UsageLimits) -> None:
-        self.connections = Tally(limits.connections_per_user, f"connections of user {user!r}", CONNECTIONS_PER_USER)
-        self.sessions = Tally(limits.sessions_per_user, f"sessions of user {user!r}", SESSIONS_PER_USER)
-        self.links = Tally(limits.links_per_user, f"links of user {user!r}", LINKS_PER_USER)
-        self.transactions = Tally(limits.transactions_per_user, f"open transactions of user {user!r}", TRANSACTIONS_PER_USER)
+    def __init__(self, user: str, limits: LimitRules) -> None:
+        def tally(resource: UserResource, what: str) -> Tally:
+            most, setting = limits.of(user, resource)
+            return Tally(most, f"{what} of user {user!r}", setting)
+
+        self.connections = tally(UserResource.CONNECTIONS, "connections")
+        self.sessions = tally(UserResource.SESSIONS, "sessions")
+        self.links = tally(UserResource.LINKS, "links")
+        self.transactions = tally(UserResource.TRANSACTIONS, "open transactions")
+        self.message_bytes_max = limits.of(user, UserResource.MESSAGE_BYTES).most
+        self.sending = SendAllowance(limits.of(user, UserResource.MESSAGES_PER_S).most)
 
 
 class Usage:
@@ -111,7 +112,7 @@ class Usage:
 
     def connect(self, user: str, address: str) -> UserUsage:
         """Count a connection that has logged in, and return the usage of its user. Raises ResourceLimit."""
-        usage = self.users.get(user) or UserUsage(user, self._limits)
+        usage = self.users.get(user) or UserUsage(user, self._limits.of_users)
         of_address = self._addresses.get(address) or Tally(
             self._limits.connections_per_address, f"connections from address {address}", CONNECTIONS_PER_ADDRESS
         )

@@ -179,6 +179,13 @@ ERRORS = [
         """bascule.toml:5: permission["orders.#"].createAddress = ["sale"]: there is no role 'sale'; known are sales""",
     ),
     (
+        "[broker.roles]\nsales = ['ann']\n[[limit]]\nroles = ['sale']\nmax_links = 1",
+        """bascule.toml:4: limit[1].roles = ["sale"]: there is no role 'sale'; known are sales""",
+    ),
+    ("[[limit]]\nmax_links = 1", "bascule.toml:1: limit[1]: it concerns nobody; give users or roles"),
+    ("[[limit]]\nusers = ['a']", "bascule.toml:1: limit[1]: it sets no limit; give at least one, such as max_connections"),
+    ("[[limit]]\nusers = ['a']\nmax_message_bytes = '1 B'", "should be greater than or equal to 1024"),
+    (
         "[[permission]]\nmatch = 'a'\nsned = []",
         """bascule.toml:3: permission["a"].sned = []: unknown setting; did you mean 'send'?""",
     ),

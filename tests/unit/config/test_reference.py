@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition
 from bascule.config.fields import Section
+from bascule.config.limit import Limit
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
 from bascule.config.settings import MIB, Broker, Settings
@@ -27,6 +28,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "admin.tls": Tls,
     "[address]": Address,
     "[permission]": PermissionRule,
+    "[limit]": Limit,
     "[queue]": QueueDefinition,
     "[topic]": TopicDefinition,
     "[divert]": Divert,

@@ -11,6 +11,7 @@ from bascule.amqp.performatives import Rejected
 from bascule.amqp.types import Int
 from bascule.broker.policy import Policy
 from bascule.core.permissions import MANAGEMENT_ADDRESS
+from bascule.core.user_limits import LimitRules, UserResource
 from bascule.jms.message import JmsMessage, decode_message, encode_message
 from bascule.server import management
 from bascule.testing.broker import BrokerInMemory
@@ -75,7 +76,7 @@ def recover(reply_to: str) -> bytes:
 
 @run_async
 async def test_queues_created_for_answers_count_for_the_requesting_user() -> None:
-    served = Served(BrokerInMemory(policy=Policy(queues_per_user_max=2)))
+    served = Served(BrokerInMemory(policy=Policy(user_limits=LimitRules({UserResource.QUEUES: 2}))))
     client = Client(served)
     producer = client.producer(MANAGEMENT_ADDRESS)
     for number in range(5):

@@ -20,6 +20,7 @@ from bascule.client import Queue
 from bascule.client.blocking import Context
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
+from bascule.core.user_limits import LimitRules, UserResource
 from bascule.server.client_turns import ClientTurns, ConnectionOutput
 from bascule.server.usage import UsageLimits
 from bascule.testing.broker import Sender, message_bytes
@@ -213,7 +214,9 @@ async def test_simultaneously_lost_clients_share_turn_time() -> None:
 @run_async
 async def test_remains_of_lost_client_count_towards_no_limit_of_its_user() -> None:
     """The application may reconnect with another client id before all links are released."""
-    served = Sliced(usage=UsageLimits(sessions_per_user=2, links_per_user=LINKS + 1, transactions_per_user=1))
+    served = Sliced(
+        usage=UsageLimits(of_users=LimitRules({UserResource.SESSIONS: 2, UserResource.LINKS: LINKS + 1, UserResource.TRANSACTIONS: 1}))
+    )
     busy, other = Client(served, "busy"), Client(served, "other", begins=False)
     for number in range(LINKS):
         busy.consumer(f"q{number}", name=f"link-{number}")

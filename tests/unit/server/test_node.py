@@ -37,7 +37,7 @@ def test_connections_are_limited_by_descriptors_with_a_warning_if_more_are_confi
 ) -> None:
     monkeypatch.setattr(descriptors, "client_share", lambda _: 10)
     caplog.set_level("INFO")
-    assert usage_limits(Broker(**asked)).connections == allowed
+    assert usage_limits(Settings(broker=Broker(**asked))).connections == allowed
     assert [record.levelname for record in caplog.records if "file descriptors" in record.getMessage()] == ([level] if level else [])
 
 

@@ -13,6 +13,7 @@ from bascule.amqp.performatives import Coordinator, Declare, Declared, Discharge
 from bascule.amqp.transactions import encode_control
 from bascule.broker.policy import Policy
 from bascule.core.destination import Routing
+from bascule.core.user_limits import LimitRules, UserResource
 from bascule.server import client as client_module
 from bascule.server.links import PRODUCER_CREDIT
 from bascule.server.usage import UsageLimits
@@ -34,7 +35,7 @@ CONNECTION_LIMITS = {
         "the limit of 2 connections from address 127.0.0.1 is reached (broker.max_connections_per_address)",
     ),
     "of a user": (
-        UsageLimits(connections_per_user=2),
+        UsageLimits(of_users=LimitRules({UserResource.CONNECTIONS: 2})),
         "the limit of 2 connections of user 'anonymous' is reached (broker.max_connections_per_user)",
     ),
 }
@@ -69,7 +70,7 @@ async def test_frames_of_a_refused_client_behind_its_open_are_ignored() -> None:
 
 @run_async
 async def test_session_beyond_a_limit_is_ended_and_others_continue() -> None:
-    served = Served(usage=UsageLimits(sessions_per_user=2))
+    served = Served(usage=UsageLimits(of_users=LimitRules({UserResource.SESSIONS: 2})))
     first = Client(served, "first")
     second = Client(served, "second")
     refused = second.amqp.begin()
@@ -94,7 +95,7 @@ async def test_session_beyond_a_limit_is_ended_and_others_continue() -> None:
 @run_async
 async def test_session_beyond_a_limit_without_links_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "REFUSED_SESSION_S", 0)
-    served = Served(usage=UsageLimits(sessions_per_user=1))
+    served = Served(usage=UsageLimits(of_users=LimitRules({UserResource.SESSIONS: 1})))
     client = Client(served)
     refused = client.amqp.begin()
     client.run()
@@ -107,7 +108,7 @@ async def test_session_beyond_a_limit_without_links_is_ended_too(monkeypatch: py
 
 @run_async
 async def test_link_beyond_a_limit_is_refused_and_others_continue() -> None:
-    served = Served(usage=UsageLimits(links_per_user=2))
+    served = Served(usage=UsageLimits(of_users=LimitRules({UserResource.LINKS: 2})))
     client = Client(served)
     first = client.consumer("q", name="first")
     client.producer("q", name="second")
@@ -122,7 +123,7 @@ async def test_link_beyond_a_limit_is_refused_and_others_continue() -> None:
 
 @run_async
 async def test_transaction_beyond_a_limit_is_refused_until_another_one_ends() -> None:
-    served = Served(usage=UsageLimits(transactions_per_user=1))
+    served = Served(usage=UsageLimits(of_users=LimitRules({UserResource.TRANSACTIONS: 1})))
     client = Client(served)
     coordinator = client.session.attach_sender("coordinator", Source(), Coordinator())
     client.run()
@@ -143,13 +144,13 @@ async def test_transaction_beyond_a_limit_is_refused_until_another_one_ends() ->
     assert isinstance(ask(Declare()), Declared)
 
 
-def limited(**limits: int) -> Served:
-    return Served(BrokerInMemory(policy=Policy(**limits)))
+def limited(resource: UserResource, most: int) -> Served:
+    return Served(BrokerInMemory(policy=Policy(user_limits=LimitRules({resource: most}))))
 
 
 @run_async
 async def test_queue_beyond_the_limit_of_a_user_is_refused_and_other_users_continue() -> None:
-    served = limited(queues_per_user_max=2)
+    served = limited(UserResource.QUEUES, 2)
     client = Client(served)
     there = client.producer("q1", name="first")
     client.consumer("q2", name="second")
@@ -169,7 +170,7 @@ async def test_queue_beyond_the_limit_of_a_user_is_refused_and_other_users_conti
 
 @run_async
 async def test_durable_subscription_beyond_user_limit_is_refused_before_and_after_restart() -> None:
-    served = limited(durable_subscriptions_per_user_max=1)
+    served = limited(UserResource.DURABLE_SUBSCRIPTIONS, 1)
     subscriber = Client(served)
     subscriber.consumer("t", name="first", capabilities=TOPIC, durable=2, expiry_policy="never")
     subscriber.consumer("t", name="second", capabilities=TOPIC, durable=2, expiry_policy="never")

@@ -1,0 +1,57 @@
+"""Limits of users and roles."""
+
+from __future__ import annotations
+
+from pydantic import ByteSize, Field, model_validator
+
+from bascule.config.fields import Section
+from bascule.core.topics import MESSAGE_BYTES_MAX
+from bascule.core.user_limits import UserResource
+
+#: The control messages of transactions, and requests to the management node, have less.
+SMALLEST_BYTES = 1024
+
+
+class Limit(Section):
+    """Limits that some users have instead of those of ``[broker]``. A limit of a user comes before those of the user's roles."""
+
+    users: tuple[str, ...] = Field(default=(), description="Users that have these limits; a client without a login is `anonymous`")
+    roles: tuple[str, ...] = Field(
+        default=(), description="Roles whose users have these limits, each user for itself. Of several roles, the highest limit counts"
+    )
+    max_connections: int | None = Field(default=None, ge=0, description="Maximum number of connections of one user; 0 = no limit")
+    max_sessions: int | None = Field(default=None, ge=0, description="Maximum number of sessions of one user; 0 = no limit")
+    max_links: int | None = Field(default=None, ge=0, description="Maximum number of producers and consumers of one user; 0 = no limit")
+    max_transactions: int | None = Field(
+        default=None, ge=0, description="Maximum number of open local transactions of one user; 0 = no limit"
+    )
+    max_queues: int | None = Field(
+        default=None, ge=0, description="Maximum number of queues and subscriptions that the clients of one user have created; 0 = no limit"
+    )
+    max_durable_subscriptions: int | None = Field(
+        default=None, ge=0, description="Maximum number of durable subscriptions that the clients of one user have created; 0 = no limit"
+    )
+    max_message_bytes: ByteSize | None = Field(
+        default=None,
+        ge=SMALLEST_BYTES,
+        le=MESSAGE_BYTES_MAX,
+        description="Largest message that the broker accepts from the user, if broker.max_message_bytes allows it",
+    )
+    max_messages_per_s: int | None = Field(
+        default=None,
+        ge=0,
+        description="Messages that the producers of one user may send in a second, together. The broker gives no more credit, so that a"
+        " faster producer waits; 0 = no limit",
+    )
+
+    @model_validator(mode="after")
+    def _concerns_somebody(self) -> Limit:
+        if not self.users and not self.roles:
+            raise ValueError("it concerns nobody; give users or roles")
+        if not self.given():
+            raise ValueError("it sets no limit; give at least one, such as max_connections")
+        return self
+
+    def given(self) -> dict[UserResource, int]:
+        """Return the limits that are set."""
+        return {resource: int(most) for resource in UserResource if (most := getattr(self, resource)) is not None}
