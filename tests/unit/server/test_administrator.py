@@ -124,7 +124,6 @@ async def test_dead_letters_are_listed_and_returned() -> None:
     node = Node()
     dead(node, 3)
     admin = administrator(node)
-    assert admin.dead_letter_address("") == "DLQ"
     assert [each["address"] for each in (await admin.dead_letters("", 2))] == ["q", "q"]
     assert await admin.act(ADMIN, "dead-letters/return", {}) == {"returned": 3, "left": {}}
     assert (node.queued("DLQ"), node.queued("q")) == (0, 3)
