@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 import typer
 
-from bascule.config.fields import is_loopback
 from bascule.core.defaults import OWNER_TOKEN_FILE
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.masking import mask_url
@@ -51,6 +50,7 @@ class AdminApiClient:
         broker on this machine.
         """
         from bascule.config import load
+        from bascule.config.fields import is_loopback
 
         settings = load(config).settings
         admin = settings.admin
@@ -117,6 +117,8 @@ def _without_user(url: str) -> tuple[str, str]:
 
 def _password(url: str, user: str) -> str:
     """Return the password of a user for the admin server at ``url``. Raises InvalidInput."""
+    from bascule.config.fields import is_loopback
+
     if not url.startswith("https:") and not is_loopback(_host(url)):
         raise InvalidInput(f"the password of {user!r} would be sent unencrypted to {url}; use https")
     if (password := os.environ.get(PASSWORD_VARIABLE)) is not None:
