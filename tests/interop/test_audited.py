@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import NewTopic
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import clients
@@ -55,7 +55,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def audited(kafka: EmbeddedKafka, file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin = clients.admin({"bootstrap.servers": kafka.bootstrap})
     for made in admin.create_topics([NewTopic(TOPIC, 1, 1)]).values():
         made.result()
     config = CONFIG.format(file=file, topic=TOPIC)

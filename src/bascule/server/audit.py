@@ -16,12 +16,10 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
-from confluent_kafka import KafkaException
-
 from bascule.config.audit import Audit as AuditSettings
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.log import get_log
-from bascule.kafka import clients
+from bascule.kafka.line_topic import LineTopic
 
 log = get_log(__name__)
 
@@ -31,10 +29,6 @@ VALUE_LENGTH_MAX: Final = 1_000
 WAITING_LINES_MAX: Final = 10_000
 #: Lines that one turn of the event loop writes again to a sink.
 RETRIED_LINES: Final = 100
-#: A record that Kafka has not stored after this time is a failure of the sink.
-DELIVERY_TIMEOUT_MS: Final = 10_000
-#: Longest wait for Kafka at the end of the process.
-CLOSE_S: Final = 5.0
 #: Only the user of the broker reads and writes the file.
 FILE_MODE: Final = 0o600
 
@@ -47,7 +41,7 @@ class AuditUnavailable(Unavailable):
 
 #: Called once for each line, with the reason why it is not written, or None.
 Done = Callable[[str, str | None], None]
-_ERRORS: Final = (OSError, KafkaException, BufferError, ValueError)
+_ERRORS: Final = (OSError, BufferError, ValueError)
 
 
 class Sink(Protocol):
@@ -99,35 +93,6 @@ class FileSink:
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
-
-
-class TopicSink:
-    """A Kafka topic."""
-
-    def __init__(self, kafka: Mapping[str, Any], topic: str, done: Done) -> None:
-        self.name = topic
-        self._done = done
-        self._producer = clients.producer(
-            {
-                **kafka, "enable.idempotence": True, "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
-                "queue.buffering.max.messages": WAITING_LINES_MAX,
-            }
-        )  # fmt: skip
-
-    def write(self, line: str) -> None:
-        """Pass a line to the client of Kafka."""
-        self._producer.produce(self.name, line.encode(), on_delivery=partial(self._delivered, line))
-
-    def _delivered(self, line: str, error: Any, _message: Any) -> None:
-        self._done(line, None if error is None else str(error))
-
-    def poll(self) -> None:
-        """Handle the reports of Kafka."""
-        self._producer.poll(0)
-
-    def close(self) -> None:
-        """Wait until Kafka has stored the lines."""
-        self._producer.flush(CLOSE_S)
 
 
 class _Output:
@@ -251,5 +216,5 @@ def audit_of(settings: AuditSettings, kafka: Mapping[str, Any]) -> Audit:
         makers.append(lambda done: FileSink(path, done))
     if settings.topic is not None:
         topic = settings.topic
-        makers.append(lambda done: TopicSink(kafka, topic, done))
+        makers.append(lambda done: LineTopic(kafka, topic, WAITING_LINES_MAX, done))
     return Audit(makers, messages=settings.messages, required=settings.on_failure == "refuse")
