@@ -89,7 +89,7 @@ class HostileHttp:
         return self.random.choices([make for _, make in weighted], [weight for weight, _ in weighted])[0]()
 
     def _head(self, method: bytes, path: bytes, *headers: bytes) -> bytes:
-        host = b"Host: " + (b"x" if self.random.random() < 0.7 else self.random.choice(HOSTS))
+        host = b"Host: " + (b"localhost" if self.random.random() < 0.7 else self.random.choice(HOSTS))
         extra = [self.random.choice(HEADERS)] if self.random.random() < 0.2 else []
         return b"\r\n".join((method + b" " + path + b" HTTP/1.1", host, *headers, *extra, b"", b""))
 
@@ -159,6 +159,6 @@ class HostileHttp:
             (1, lambda: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
             (1, lambda: b"AMQP\x03\x01\x00\x00"),
             (1, lambda: b"\x16\x03\x01" + bytes(200)),
-            (1, lambda: b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 40),
-            (1, lambda: b"GET /livez HTTP/1.1\nHost: x\n\n"),
+            (1, lambda: b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40),
+            (1, lambda: b"GET /livez HTTP/1.1\nHost: localhost\n\n"),
         )

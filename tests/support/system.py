@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from bascule.core.defaults import OWNER_TOKEN_FILE
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.embedded.process import Child, free_port
 from tests.support.speed import SLOWNESS
@@ -156,6 +157,7 @@ class System:
             **({} if SESSION_SETTING in config else {f"BASCULE_BROKER__{SESSION_SETTING.upper()}": str(LONE_SESSION_S)}),
             **(env or {}),
         }
+        self.data_dir = Path(chosen["BASCULE_EMBEDDED__DATA_DIR"])
         self.broker = Command("broker", log_file=directory / "broker.log", env=chosen, start_timeout_s=BROKER_START_S)
         self.pipelines = Command("pipelines", log_file=directory / "pipelines.log", env=chosen, start_timeout_s=PIPELINES_START_S)
 
@@ -204,17 +206,17 @@ class System:
 
     def metrics(self, timeout_s: float = ANSWER_S) -> str:
         """Return the metrics from the admin server. Raises OSError."""
-        with urllib.request.urlopen(f"{self._admin}/metrics", timeout=timeout_s) as answer:
+        with urllib.request.urlopen(self._request("metrics"), timeout=timeout_s) as answer:
             text: str = answer.read().decode()
         return text
 
     def _get(self, path: str, timeout_s: float) -> Any:
-        with urllib.request.urlopen(f"{self._admin}/{path}", timeout=timeout_s) as answer:
+        with urllib.request.urlopen(self._request(path), timeout=timeout_s) as answer:
             return json.load(answer)
 
     def act(self, action: str, /, *, timeout_s: float = WAIT_S, **arguments: str | bool) -> dict[str, Any]:
         """Carry out an administrator's action, and return its answer. Raises InvalidInput with the broker's refusal, OSError."""
-        request = urllib.request.Request(f"{self._admin}/{action}", json.dumps(arguments).encode(), method="POST")
+        request = self._request(action, json.dumps(arguments).encode())
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 done: dict[str, Any] = json.load(answer)
@@ -223,9 +225,11 @@ class System:
                 raise InvalidInput(json.load(error)["error"]) from None
         return done
 
-    @property
-    def _admin(self) -> str:
-        return f"http://127.0.0.1:{self.admin_port}"
+    def _request(self, path: str, body: bytes | None = None) -> urllib.request.Request:
+        """Return a request of the broker's owner, with the token in the data directory if the broker has written one."""
+        token = self.data_dir / OWNER_TOKEN_FILE
+        headers = {"authorization": f"Bearer {token.read_text()}"} if token.exists() else {}
+        return urllib.request.Request(f"http://127.0.0.1:{self.admin_port}/{path}", body, headers)
 
     def queue(self, name: str) -> dict[str, Any] | None:
         """Return the status of a queue, or of a subscription's queue; None if there is none. Raises OSError."""

@@ -110,6 +110,9 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "broker/housekeeping.py HousekeepingProtocol.retention_holds", "server/ingress.py _Effects.first_seen",
         "server/topics.py TopicWatch._run",
     ),
+    "the outputs of the audit: a file and a topic": (
+        "server/audit.py Audit.blocked", "server/audit.py Audit.close", "server/audit.py Audit.poll", "server/audit.py Audit.record",
+    ),
     "the parts of the account": ("broker/memory.py MemoryAccount.measured",),
     "a list of all connections, and CLOSES_PER_TURN closes in a turn": ("server/actions.py _close",),
     "the transactions of a client that the broker is about to reset, once for each discharge": (

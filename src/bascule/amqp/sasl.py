@@ -84,8 +84,12 @@ class SaslServer:
     While ``check`` is not None, the client waits for its result: call it where it may block, and pass the result to ``checked``.
     """
 
-    def __init__(self, mechanisms: Mapping[str, Callable[[], ServerMechanism]]) -> None:
+    def __init__(
+        self, mechanisms: Mapping[str, Callable[[], ServerMechanism]], on_refused: Callable[[str, str, str], None] | None = None
+    ) -> None:
+        """``on_refused`` is called with the user that a refused client claims to be, the mechanism and the reason."""
         self._mechanisms = mechanisms
+        self._on_refused = on_refused
         self._chosen: ServerMechanism | None = None
         self._rounds = 0
         self.done = False
@@ -143,6 +147,8 @@ class SaslServer:
 
     def _fail(self, error: AuthenticationFailed) -> SaslOutcome:
         self.done, self.error = True, error
+        if self._on_refused is not None:
+            self._on_refused(self._chosen.user if self._chosen is not None else "", self.mechanism, error.description)
         return SaslOutcome(SaslCode.AUTH)
 
 

@@ -69,14 +69,14 @@ class PreparePlan(PlanInTurns):
         for queue_id, found in counts.items():
             self._received.setdefault(queue_id, bytearray()).extend(packed_counts(found))
 
-    def entry(self, xid: Xid, since_ms: int, container: str) -> bytes:
+    def entry(self, xid: Xid, since_ms: int, container: str, user: str) -> bytes:
         """Return the journal entry. Encode the parts that the turns have not encoded yet.
 
         Raises the error that an earlier turn has raised.
         """
         self.finish()
         received = (packed_count_entry(queue, packed) for queue, packed in self._received.items())
-        return branch_entry(xid, since_ms, container, (*self._parts, *received))
+        return branch_entry(xid, since_ms, container, (*self._parts, *received), user)
 
 
 def drafts_of(entry: bytes) -> Iterator[Draft]:

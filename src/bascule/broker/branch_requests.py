@@ -20,6 +20,7 @@ from bascule.broker.errors import RequestFailed, UnknownBranch
 from bascule.broker.transactions import LocalTransaction
 from bascule.broker.turns import Work
 from bascule.core.errors import BasculeError
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 from bascule.core.xa_codes import XA_OK, XA_RDONLY
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
@@ -63,6 +64,8 @@ class BranchRequest:
     ``transactions`` are the local transactions of its connection; ``name`` is the transaction that it names, or None.
 
     ``since`` is the sequence of a journal record that the sender knows to be older than the commit of the branch, or None.
+
+    ``user`` sends the request, and ``may_end`` says whether this user may see and end the branches of another user.
     """
 
     operation: str
@@ -71,7 +74,14 @@ class BranchRequest:
     transactions: MutableMapping[bytes, LocalTransaction]
     name: bytes | None = None
     since: int | None = None
+    user: str = ""
+    may_end: Callable[[str], bool] = lambda _owner: True
     plan: CommitPlan | None = None  # the plan of the commit, if the request commits a prepared branch
+
+    def is_foreign(self, engine: Engine) -> bool:
+        """Return whether the request is about a branch of another user, and not about a transaction of its connection."""
+        owner = engine.branches.owner(self.xid)
+        return owner != "" and (self.name is None or self.name not in self.transactions) and not self.may_end(owner)
 
     def transaction(self, violations: Collection[enum.StrEnum]) -> LocalTransaction | None:
         """Remove the named transaction from its connection and return it. Return None if the connection has no such transaction."""
@@ -93,7 +103,7 @@ def plan(engine: Engine, request: BranchRequest) -> bool:
     if request.operation not in ("prepare", "commit"):
         return True
     if request.name is None:
-        if request.plan is None and request.operation == "commit":
+        if request.plan is None and request.operation == "commit" and not request.is_foreign(engine):
             request.plan = branches.plan_end(engine, request.xid, Ending.COMMITTED)
         return request.plan is None or request.plan.ready()
     transaction = request.transactions.get(request.name)
@@ -115,6 +125,8 @@ def drop(engine: Engine, request: BranchRequest) -> None:
 def carry_out(engine: Engine, request: BranchRequest, say: Say, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
     """Carry out a request. Call ``say`` once with the answer, after the journal has stored everything that the answer reports."""
     try:
+        if request.is_foreign(engine):
+            raise Unauthorized(request.user, Permission.RECOVER, MANAGEMENT_ADDRESS)
         OPERATIONS[request.operation](engine, request, say, violations)
     except BasculeError as error:
         engine.journaling.after_barrier(say, failure(error))  # a fenced broker never gets past the barrier
@@ -143,7 +155,7 @@ def _prepare(engine: Engine, request: BranchRequest, say: Say, violations: Colle
     def voted(prepared: bool) -> None:
         say(done(XA_OK if prepared else XA_RDONLY))
 
-    branches.prepare(engine, request.transaction(violations), request.xid, request.container, voted)
+    branches.prepare(engine, request.transaction(violations), request.xid, request.container, voted, request.user)
 
 
 def _commit(engine: Engine, request: BranchRequest, say: Say, violations: Collection[enum.StrEnum]) -> None:
@@ -161,9 +173,9 @@ def _rollback(engine: Engine, request: BranchRequest, say: Say, _: Collection[en
     branches.end(engine, request.xid, Ending.ROLLED_BACK, partial(say, done()), request.since)
 
 
-def _recover(engine: Engine, _: BranchRequest, say: Say, violations: Collection[enum.StrEnum]) -> None:
+def _recover(engine: Engine, request: BranchRequest, say: Say, violations: Collection[enum.StrEnum]) -> None:
     def listed() -> None:
-        engine.turns.begin(_listing(engine, say))
+        engine.turns.begin(_listing(engine, request, say))
 
     if RequestViolation.LIST_UNSTORED in violations:
         listed()
@@ -171,11 +183,12 @@ def _recover(engine: Engine, _: BranchRequest, say: Say, violations: Collection[
         engine.journaling.after_barrier(listed)
 
 
-def _listing(engine: Engine, say: Say) -> Work:
-    """Answer with a list of all current branches."""
+def _listing(engine: Engine, request: BranchRequest, say: Say) -> Work:
+    """Answer with a list of all current branches that the sender may end."""
     lines = []
     for each in branches.listed(engine):
-        lines.append(f"{STATES[each.ending]} {each.since_ms} {each.xid.format_id}:{each.xid.gtrid.hex()}:{each.xid.bqual.hex()}")
+        if each.user == "" or request.may_end(each.user):
+            lines.append(f"{STATES[each.ending]} {each.since_ms} {each.xid.format_id}:{each.xid.gtrid.hex()}:{each.xid.bqual.hex()}")
         yield LISTED_STEPS
     engine.journaling.errors.run(ErrorKind.ANSWER, say, done(text="\n".join(lines)))
 

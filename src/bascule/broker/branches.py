@@ -28,7 +28,7 @@ from bascule.broker.transactions import LocalTransaction
 from bascule.core import crash
 from bascule.core.errors import BasculeError, TransactionRolledBack
 from bascule.core.xid import Xid
-from bascule.journal.branches import Ended, Ending, PreparedEntry, Received, decode_prepared, ended_entry
+from bascule.journal.branches import FORCED, Ended, Ending, PreparedEntry, Received, decode_prepared, ended_entry
 from bascule.journal.records import entries
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ ENDED_MAX = 10_000
 
 COMMITS = frozenset((Ending.COMMITTED, Ending.FORCED_COMMIT))
 ROLLBACKS = frozenset((Ending.ROLLED_BACK, Ending.FORCED_ROLLBACK))
-_FORCED = frozenset((Ending.FORCED_COMMIT, Ending.FORCED_ROLLBACK))
 
 
 class BranchViolation(enum.StrEnum):
@@ -80,11 +79,11 @@ class BranchViolation(enum.StrEnum):
 class Branch:
     """A prepared branch. ``entry`` is its journal entry; ``acks`` are the messages that it has received."""
 
-    __slots__ = ("acks", "ending", "entry", "queues", "received", "sent", "since_ms", "stored", "xid")
+    __slots__ = ("acks", "ending", "entry", "queues", "received", "sent", "since_ms", "stored", "user", "xid")
 
-    def __init__(self, entry: bytes, xid: Xid, since_ms: int, *, sent: int, received: int, stored: bool) -> None:
+    def __init__(self, entry: bytes, xid: Xid, since_ms: int, *, sent: int, received: int, stored: bool, user: str) -> None:
         self.entry = entry
-        self.xid = xid
+        self.xid, self.user = xid, user  # "" if the branch belongs to nobody
         self.since_ms = since_ms
         self.sent = sent
         self.received = received
@@ -98,7 +97,7 @@ class Branch:
         """Return the branch that a PREPARED entry of the journal describes. Raises DamagedRecord if the entry cannot be decoded."""
         prepared = _prepared(entry)
         received = sum(len(counts) for _, counts in prepared.received)
-        return cls(entry, prepared.xid, prepared.since_ms, sent=len(prepared.sends), received=received, stored=True)
+        return cls(entry, prepared.xid, prepared.since_ms, sent=len(prepared.sends), received=received, stored=True, user=prepared.user)
 
     def taken(self) -> tuple[Received, ...]:
         """Return the received messages, as the journal identifies them."""
@@ -136,6 +135,10 @@ class Branches:
         """Return the total size of the journal entries of prepared branches, in bytes."""
         return sum(len(branch.entry) for branch in self.prepared.values())
 
+    def owner(self, xid: Xid) -> str:
+        """Return the user of a branch that is prepared or that an administrator has ended; "" if it belongs to nobody."""
+        return "" if (found := self.prepared.get(xid) or self.forced.get(xid)) is None else found.user
+
     def held(self) -> Iterator[tuple[BrokerQueue, BrokerMessage]]:
         """Yield the messages that prepared branches hold, with their queues."""
         for branch in self.prepared.values():
@@ -148,7 +151,7 @@ class Branches:
         if again and branch is not None:
             branch.ending = None
             self.prepared[ended.xid] = branch
-        if ended.ending in _FORCED:
+        if ended.ending in FORCED:
             if BranchViolation.FORCED_ENDS_FORGOTTEN not in self.violations:
                 self.forced[ended.xid] = ended
         elif ended.ending is Ending.FORGOTTEN:
@@ -237,6 +240,7 @@ class Listed(NamedTuple):
     sent: int
     received: int
     size_bytes: int
+    user: str
 
 
 def listed(engine: Engine) -> Iterator[Listed]:
@@ -244,13 +248,15 @@ def listed(engine: Engine) -> Iterator[Listed]:
     branches = engine.branches
     prepared, forced = [branch for branch in branches.prepared.values() if branch.stored], list(branches.forced.values())
     for branch in prepared:
-        yield Listed(branch.xid, None, branch.since_ms, branch.sent, branch.received, len(branch.entry))
+        yield Listed(branch.xid, None, branch.since_ms, branch.sent, branch.received, len(branch.entry), branch.user)
     for ended in forced:
-        yield Listed(ended.xid, ended.ending, ended.at_ms, 0, 0, 0)
+        yield Listed(ended.xid, ended.ending, ended.at_ms, 0, 0, 0, ended.user)
 
 
-def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, container: str, done: Callable[[bool], None]) -> None:
-    """Prepare a transaction as a branch.
+def prepare(
+    engine: Engine, transaction: LocalTransaction | None, xid: Xid, container: str, done: Callable[[bool], None], user: str = ""
+) -> None:
+    """Prepare a transaction as a branch of ``user``.
 
     Call ``done(True)`` once the branch is stored, or ``done(False)`` at once if the transaction is empty.
 
@@ -275,7 +281,7 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
         return
     crash.point("branch.prepare.before")
     try:
-        branch = _journal_prepared(engine, transaction, xid, container)
+        branch = _journal_prepared(engine, transaction, xid, container, user)
     except Exception as failure:
         error = engine.local_transactions.cause_of(failure, transaction)
         engine.rollback(transaction)
@@ -292,13 +298,13 @@ def prepare(engine: Engine, transaction: LocalTransaction | None, xid: Xid, cont
     crash.point("branch.prepare.after")
 
 
-def _journal_prepared(engine: Engine, transaction: LocalTransaction, xid: Xid, container: str) -> Branch:
+def _journal_prepared(engine: Engine, transaction: LocalTransaction, xid: Xid, container: str, user: str) -> Branch:
     """Write the PREPARED entry of a transaction into the open record and return the branch. Changes nothing if it raises."""
     plan, since_ms = engine.local_transactions.prepare_plan(transaction), engine.clock()
-    entry = plan.entry(xid, since_ms, container)
+    entry = plan.entry(xid, since_ms, container, user)
     with engine.journaling.atomic(len(entry), 0):
         engine.journaling.add(entry)
-    branch = Branch(entry, xid, since_ms, sent=plan.sent, received=plan.received, stored=False)
+    branch = Branch(entry, xid, since_ms, sent=plan.sent, received=plan.received, stored=False, user=user)
     branch.acks, branch.queues = plan.acks, plan.queues
     return branch
 
@@ -386,7 +392,7 @@ def end(
     if engine.stalled is not None:
         raise JournalUnavailable(str(engine.stalled))  # a new error: the same object would keep the frames of each raise
     crash.point("branch.end.before")
-    ended = Ended(xid, ending, engine.clock())
+    ended = Ended(xid, ending, engine.clock(), branch.user if ending in FORCED else "")
     entry = ended_entry(*ended)
     if ending in COMMITS:
         if plan is not None and plan.entry is branch.entry:

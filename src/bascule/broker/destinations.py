@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from bascule.broker.addresses import TEMPORARY_PREFIX, AddressBook
 from bascule.broker.containment import ErrorKind
@@ -23,6 +23,9 @@ from bascule.journal.records import Op, json_entry, queue_deleted_entry
 
 #: Steps of releasing a message of a deleted queue.
 RELEASE_STEPS = 1
+#: Changes of a queue, as the audit names them.
+CREATED = "create queue"
+DELETED = "delete queue"
 #: Steps of ending a consumer of a deleted queue.
 END_STEPS = 50
 
@@ -37,6 +40,7 @@ class Destinations:
         self.journaling = deliveries.journaling
         self.clock = deliveries.clock
         self._deliveries = deliveries
+        self.on_change: Callable[[str, BrokerQueue], None] = lambda _action, _queue: None  # called with CREATED or DELETED
         self.subscription_use = SubscriptionUse(self.journaling, deliveries.schedule, self.clock, self._expire_subscription)
 
     def window_limits(self, address: str) -> tuple[int, int]:
@@ -137,11 +141,13 @@ class Destinations:
             self.journaling.open_entries.undo(self._undo_create, queue)
         if entry:
             self.journaling.then(self._created, queue)
+        self.on_change(CREATED, queue)
         return queue
 
     def _undo_create(self, queue: BrokerQueue) -> None:
         queue.deleted = True
         self.addresses.remove(queue)
+        self.on_change(DELETED, queue)
 
     def _created(self, queue: BrokerQueue) -> None:
         queue.confirmed = True
@@ -155,6 +161,7 @@ class Destinations:
             crash.point("queue.delete.after")
         queue.deleted = True
         self.addresses.remove(queue)
+        self.on_change(DELETED, queue)
         consumers, queue.consumers = queue.consumers, {}
         unacked = [consumer.unacked for consumer in consumers]
         memory = self._deliveries.memory

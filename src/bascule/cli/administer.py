@@ -214,7 +214,7 @@ def close_connection(
 def list_branches(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Show branches that are prepared, and branches that an administrator has ended and that are not forgotten yet."""
     found = [{**each, "since": _moment(each["since_ms"])} for each in AdminApiClient(admin, config).look("status")["branches"]]
-    show_rows(found, ("xid", "state", "since", "sent", "received", "bytes"), output)
+    show_rows(found, ("xid", "state", "since", "sent", "received", "bytes", "user"), output)
 
 
 @branches.command("commit", epilog="Example:  bascule branch commit 1111577411:shop/0199...:broker")

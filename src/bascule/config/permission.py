@@ -37,6 +37,9 @@ class PermissionRule(Section):
     manage: Roles = Field(
         default=(), description="Roles that may send requests to the management node: the XA transactions of clients (`$management`)"
     )
+    recover: Roles = Field(
+        default=(), description="Roles that may see and end the XA branches of other users (`$management`): for recovery managers"
+    )
     view: Roles = Field(default=(), description="Roles that may see the state of the address")
     edit: Roles = Field(default=(), description="Roles that may change the messages of its queue as an administrator")
 

@@ -14,6 +14,8 @@ from pydantic import ByteSize, Field, SecretStr, field_validator, model_validato
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition, contradiction
+from bascule.config.admin import Admin
+from bascule.config.audit import Audit
 from bascule.config.exposure import exposure
 from bascule.config.fields import (
     ClientSetting,
@@ -21,7 +23,6 @@ from bascule.config.fields import (
     HostPorts,
     Name,
     Port,
-    Secret,
     Section,
     TopicName,
     is_loopback,
@@ -34,7 +35,7 @@ from bascule.config.named_roles import unknown_role
 from bascule.config.passwords import read_password
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
-from bascule.config.tls import BrokerTls, Tls
+from bascule.config.tls import BrokerTls
 from bascule.core.defaults import (
     MAX_OFFSETS_PER_TRIGGER,
     MEMORY_BYTES,
@@ -205,7 +206,7 @@ class Broker(AddressSettings):
 
     @model_validator(mode="after")
     def _somebody_may_connect(self) -> Broker:
-        if not self.has_users and not self.tls.client_ca and not self.anonymous_allowed:
+        if not self.has_users and not self.anonymous_allowed:
             raise ValueError(
                 f"no client could connect to host {self.host!r}; set users, users_file, tls.client_ca, or allow_anonymous = true"
             )
@@ -216,10 +217,10 @@ class Broker(AddressSettings):
         """Return whether a client without a user may connect."""
         if self.allow_anonymous is not None:
             return self.allow_anonymous
-        return not self.has_users and not self.tls.client_ca and is_loopback(self.host)
+        return not self.has_users and is_loopback(self.host)
 
     @property
-    def has_users(self) -> bool:
+    def has_passwords(self) -> bool:
         """Return whether clients can log in with a password."""
         return bool(self.users) or self.users_file is not None
 
@@ -232,6 +233,11 @@ class Broker(AddressSettings):
     def passwords(self) -> dict[str, str]:
         """Return the password of each user, in clear or as its hash."""
         return {name: password.get_secret_value() for name, password in self.users.items()}
+
+    @property
+    def has_users(self) -> bool:
+        """Return whether the settings name users, by a password or a certificate."""
+        return self.has_passwords or self.tls.client_ca is not None
 
     @property
     def url_scheme(self) -> str:
@@ -377,24 +383,6 @@ class Pipelines(Section):
     )
 
 
-class Admin(Section):
-    """Health checks, status, metrics and actions over HTTP."""
-
-    host: str = Field(default="127.0.0.1", description="Address on which the admin server listens")
-    port: Port = Field(default=8672, description="Port of the admin server; 0 = any free port")
-    tls: Tls = Field(default=Tls(), description="TLS of this listener: `[admin.tls]`")
-    token: Secret | None = Field(
-        default=None,
-        description='Token that a request must send as `Authorization: Bearer` to act and to see messages, or "file:PATH" to read it'
-        " from a file; unset = only requests from this machine may do so",
-    )
-
-    @property
-    def url_scheme(self) -> str:
-        """Return the scheme of the URL of the admin server."""
-        return "https" if self.tls.enabled else "http"
-
-
 class Log(Section):
     """The log of the broker, the pipelines and the commands."""
 
@@ -419,6 +407,7 @@ class Settings(BaseSettings):
     embedded: Embedded = Embedded()
     pipelines: Pipelines = Pipelines()
     admin: Admin = Admin()
+    audit: Audit = Audit()
     log: Log = Log()
     address: tuple[Address, ...] = ()
     queue: tuple[QueueDefinition, ...] = ()
@@ -478,9 +467,9 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _access_complete(self) -> Settings:
-        wrong = unknown_role(self.permission, self.limit, self.broker.roles)
+        wrong = unknown_role(self.permission, self.limit, self.admin, self.broker.roles)
         if wrong is not None and self.broker.users_file is None:  # the file of users has roles, too; it is not read here
-            raise located((wrong.section, wrong.position, wrong.key), wrong.reason)
+            raise located(wrong.path, wrong.reason)
         broker = self.broker
         lacks = exposure(broker.host, tls=broker.tls.enabled, permissions=bool(self.permission))
         if lacks is not None and not broker.allow_insecure:
@@ -490,6 +479,8 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _own_topics_untouched(self) -> Settings:
         topics = self.journal_topics
+        if self.audit.topic is not None and (self.audit.topic in topics.internal or self.audit.topic == topics.dead_letters):
+            raise located(("audit", "topic"), f"{self.audit.topic!r} is one of Bascule's own topics")
         for position, divert in enumerate(self.divert):
             if divert.to in topics.internal:
                 raise located(("divert", position, "to"), f"{divert.to!r} is one of Bascule's own topics")

@@ -44,7 +44,7 @@ class AccessRules:
             raise Unauthorized(user, permission, address)
 
     def owns(self, user: str, owner: str) -> bool:
-        """Return whether ``user`` may use a durable subscription that ``owner`` has made ("" for the broker's owner)."""
+        """Return whether ``user`` may use a durable subscription or a branch that ``owner`` has made ("" for the broker's owner)."""
         return owner in ("", user)
 
     def decide(self, user: str, permission: Permission, address: str) -> AccessDecision:

@@ -44,3 +44,5 @@ TRANSACTION_S: Final = 10
 TARGET_PARTITIONS: Final = 1
 REPLICATION_FACTOR: Final = 1
 MIN_INSYNC_REPLICAS: Final = 1
+#: File in the data directory with a token for the admin server, which commands of the same user of the machine send.
+OWNER_TOKEN_FILE: Final = "admin.token"

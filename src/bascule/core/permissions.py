@@ -28,6 +28,8 @@ class Permission(enum.StrEnum):
     DELETE_NON_DURABLE_QUEUE = "deleteNonDurableQueue"
     #: Requests to the management node, and actions on connections, transaction branches and ingresses.
     MANAGE = "manage"
+    #: See and end the transaction branches of other users: for recovery managers.
+    RECOVER = "recover"
     #: Read access of an administrator.
     VIEW = "view"
     #: Change the messages of a queue as an administrator.
@@ -74,7 +76,7 @@ class Permissions(Protocol):
         """Raise Unauthorized if ``user`` ("" for an anonymous client) lacks ``permission`` on ``address``."""
 
     def owns(self, user: str, owner: str) -> bool:
-        """Return whether ``user`` may use a durable subscription that ``owner`` has made ("" for the broker's owner)."""
+        """Return whether ``user`` may use a durable subscription or a branch that ``owner`` has made ("" for the broker's owner)."""
         ...
 
 

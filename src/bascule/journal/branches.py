@@ -2,10 +2,12 @@
 
     xid       format id u32 | size of gtrid u8 | size of bqual u8 | gtrid | bqual
     PREPARED  xid | prepared at i64 ms since the epoch | size of container id u16 | container id | entries
+              If bit 15 of the size is set, the container id is followed by: size of user u16 | user. The branch then
+              belongs to this user.
               entries: each as in a record's body. SEND: a message as its client sent it, without queues and diverts: it is
               not routed yet. COUNT: messages of a queue that the branch has received and reserved, each with its number
               of failed deliveries. A rollback adds one failed delivery to each.
-    ENDED     xid | Ending u8 | ended at i64 ms since the epoch
+    ENDED     xid | Ending u8 | ended at i64 ms since the epoch | user, only of a branch that an administrator has ended
 
 The record of a commit holds ENDED and the branch's messages and acknowledgements as ordinary SEND and ACK entries. A reader that does not
 know branches, such as a pipeline, therefore sees them at the commit, all at once.
@@ -25,6 +27,9 @@ from bascule.journal.records import Op, Send, count_entry, decode_count, decode_
 _XID = struct.Struct(">IBB")
 _PREPARED = struct.Struct(">qH")
 _ENDED = struct.Struct(">Bq")
+_USER = struct.Struct(">H")
+#: In the size of a container id, which has at most some thousand bytes: the branch has a user.
+_HAS_USER = 1 << 15
 
 
 class Ending(enum.IntEnum):
@@ -37,44 +42,51 @@ class Ending(enum.IntEnum):
     FORGOTTEN = 5
 
 
+#: Endings by an administrator.
+FORCED = frozenset((Ending.FORCED_COMMIT, Ending.FORCED_ROLLBACK))
+
+
 #: Messages that a branch has received from a queue: the queue id, and (mid, failed deliveries) of each.
 Received = tuple[int, list[tuple[int, int]]]
 
 
 class PreparedEntry(NamedTuple):
-    """A PREPARED entry. ``container`` is the client that sent the messages."""
+    """A PREPARED entry. ``container`` is the client that sent the messages, ``user`` is its user; "" if the branch belongs to nobody."""
 
     xid: Xid
     since_ms: int
     container: str
     sends: tuple[Send, ...]
     received: tuple[Received, ...]
+    user: str = ""
 
 
 class Ended(NamedTuple):
-    """An ENDED entry."""
+    """An ENDED entry. ``user`` is the user of a branch that an administrator has ended."""
 
     xid: Xid
     ending: Ending
     at_ms: int
+    user: str = ""
 
 
-def prepared_entry(xid: Xid, since_ms: int, container: str, sends: Iterable[Send], received: Iterable[Received]) -> bytes:
+def prepared_entry(xid: Xid, since_ms: int, container: str, sends: Iterable[Send], received: Iterable[Received], user: str = "") -> bytes:
     """Encode a PREPARED entry. The sends have neither queues nor diverts."""
     parts = [send_entry(send) for send in sends]
     parts += [count_entry(queue, counts) for queue, counts in received]
-    return branch_entry(xid, since_ms, container, parts)
+    return branch_entry(xid, since_ms, container, parts, user)
 
 
-def branch_entry(xid: Xid, since_ms: int, container: str, parts: Iterable[bytes]) -> bytes:
+def branch_entry(xid: Xid, since_ms: int, container: str, parts: Iterable[bytes], user: str = "") -> bytes:
     """Encode a PREPARED entry as :func:`prepared_entry` does, from encoded message entries."""
-    name = container.encode()
-    return entry(Op.PREPARED, b"".join((_encoded(xid), _PREPARED.pack(since_ms, len(name)), name, *parts)))
+    name, owner = container.encode(), user.encode()
+    size, owned = (len(name) | _HAS_USER, _USER.pack(len(owner)) + owner) if owner else (len(name), b"")
+    return entry(Op.PREPARED, b"".join((_encoded(xid), _PREPARED.pack(since_ms, size), name, owned, *parts)))
 
 
 def decode_prepared(value: bytes, start: int, end: int) -> PreparedEntry:
     """Decode the PREPARED entry with the payload ``value[start:end]``. Raises DamagedRecord."""
-    xid, since_ms, container, position = _prepared_head(value, start, end)
+    xid, since_ms, container, user, position = _prepared_head(value, start, end)
     sends: list[Send] = []
     received: list[Received] = []
     for op, inner, inner_end in entries(value, position, end):
@@ -84,7 +96,7 @@ def decode_prepared(value: bytes, start: int, end: int) -> PreparedEntry:
             received.append(decode_count(value, inner, inner_end))
         else:
             raise DamagedRecord(f"prepared branch at byte {start}: operation {op} is not allowed in one")
-    return PreparedEntry(xid, since_ms, container, tuple(sends), tuple(received))
+    return PreparedEntry(xid, since_ms, container, tuple(sends), tuple(received), user)
 
 
 def prepared_sends(value: bytes, start: int, end: int) -> tuple[str, Iterator[Send]]:
@@ -92,7 +104,7 @@ def prepared_sends(value: bytes, start: int, end: int) -> tuple[str, Iterator[Se
 
     Raises DamagedRecord.
     """
-    _, _, container, position = _prepared_head(value, start, end)
+    _, _, container, _, position = _prepared_head(value, start, end)
     return container, _sends(value, position, end)
 
 
@@ -102,23 +114,28 @@ def _sends(value: bytes, position: int, end: int) -> Iterator[Send]:
             yield decode_send(value, inner, inner_end)
 
 
-def _prepared_head(value: bytes, start: int, end: int) -> tuple[Xid, int, str, int]:
-    """Return the xid, time and container, and the position of the entries."""
+def _prepared_head(value: bytes, start: int, end: int) -> tuple[Xid, int, str, str, int]:
+    """Return the xid, time, container and user, and the position of the entries."""
     try:
         xid, position = _xid(value, start)
         since_ms, size = _PREPARED.unpack_from(value, position)
         position += _PREPARED.size
-        container = value[position : position + size].decode()
+        after = position + (size & ~_HAS_USER)
+        container, user = value[position:after].decode(), ""
+        if size & _HAS_USER:
+            (user_size,) = _USER.unpack_from(value, after)
+            position, after = after + _USER.size, after + _USER.size + user_size
+            user = value[position:after].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise DamagedRecord(f"prepared branch at byte {start}: {error}") from error
-    if position + size > end:
+    if after > end:
         raise DamagedRecord(f"prepared branch at byte {start} runs past its end")
-    return xid, since_ms, container, position + size
+    return xid, since_ms, container, user, after
 
 
-def ended_entry(xid: Xid, ending: Ending, at_ms: int) -> bytes:
-    """Encode an ENDED entry."""
-    return entry(Op.ENDED, _encoded(xid) + _ENDED.pack(ending, at_ms))
+def ended_entry(xid: Xid, ending: Ending, at_ms: int, user: str = "") -> bytes:
+    """Encode an ENDED entry. Only a forced ending has a user."""
+    return entry(Op.ENDED, _encoded(xid) + _ENDED.pack(ending, at_ms) + user.encode())
 
 
 def decode_ended(value: bytes, start: int, end: int) -> Ended:
@@ -126,9 +143,10 @@ def decode_ended(value: bytes, start: int, end: int) -> Ended:
     try:
         xid, position = _xid(value, start)
         ending, at_ms = _ENDED.unpack_from(value, position)
-        if position + _ENDED.size != end:
+        position += _ENDED.size
+        if position > end or (position < end and ending not in FORCED):
             raise DamagedRecord(f"end of a branch at byte {start}: invalid length of {end - start} bytes")
-        return Ended(xid, Ending(ending), at_ms)
+        return Ended(xid, Ending(ending), at_ms, value[position:end].decode())
     except (struct.error, ValueError) as error:
         raise DamagedRecord(f"end of a branch at byte {start}: {error}") from error
 

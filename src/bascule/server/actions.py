@@ -20,13 +20,12 @@ from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.core.xid import Xid
 from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.journal.branches import Ending
+from bascule.server.admin_access import AdminRole, Principal
 
 if TYPE_CHECKING:
     from bascule.server.node import Node
 
 Answer = dict[str, Any]
-#: The user name of everybody who may use the admin server.
-ADMINISTRATOR = "administrator"
 #: Pause between two checks whether the journal has room for more of a long action.
 PAUSE_S = 0.01
 #: Connections that are closed in one turn of the event loop: any number of clients may use one client id.
@@ -39,13 +38,14 @@ Needs = list[tuple[Permission, str]]
 
 
 class AdminAction(NamedTuple):
-    """An action: ``run(node, **arguments)`` carries it out, ``needs(node, **arguments)`` returns the permissions for it.
+    """An action: ``run(node, principal, **arguments)`` carries it out, ``needs(node, **arguments)`` returns the permissions for it.
 
     ``optional`` gives the types and the default values of optional arguments.
     """
 
     run: Callable[..., Awaitable[Answer]]
     needs: Callable[..., Needs]
+    role: AdminRole
     required: tuple[str, ...] = ()
     optional: Mapping[str, Any] = {}
 
@@ -73,15 +73,15 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-async def act(node: Node, name: str, given: Mapping[str, Any]) -> Answer:
-    """Carry out an action of the administrator. Raises Unauthorized, InvalidInput, UnknownAddress, ResourceLimit, Unavailable."""
+async def act(node: Node, principal: Principal, name: str, given: Mapping[str, Any]) -> Answer:
+    """Carry out an action of an administrator. Raises Unauthorized, InvalidInput, UnknownAddress, ResourceLimit, Unavailable."""
     action = ACTIONS[name]
     arguments = action.arguments(given)
     if not node.serving:
         raise Unavailable(node.trouble or "the broker is starting")
     for permission, address in action.needs(node, **arguments):
-        node.administrators.authorize(ADMINISTRATOR, permission, address)
-    return await action.run(node, **arguments)
+        principal.authorize(permission, address)
+    return await action.run(node, principal, **arguments)
 
 
 def queue_named(engine: Engine, name: str) -> BrokerQueue:
@@ -102,21 +102,21 @@ def _check_new(argument: str, name: str) -> None:
         raise InvalidInput(f"{argument} {name[:60]!r} has {len(name)} characters; at most {ADDRESS_MAX} are allowed")
 
 
-async def _create(node: Node, name: str) -> Answer:
+async def _create(node: Node, _by: Principal, name: str) -> Answer:
     _check_new("name", name)
     administration.create(node.engine, name)
     await _stored(node, node.engine)
     return {"created": name}
 
 
-async def _delete(node: Node, name: str, force: bool) -> Answer:
+async def _delete(node: Node, _by: Principal, name: str, force: bool) -> Answer:
     queue = queue_named(node.engine, name)
     if queue.subscription:
         raise InvalidInput(f"{name!r} is the queue of a subscription; delete the subscription instead")
     return await _delete_queue(node, queue, force)
 
 
-async def _unsubscribe(node: Node, name: str, force: bool) -> Answer:
+async def _unsubscribe(node: Node, _by: Principal, name: str, force: bool) -> Answer:
     queue = node.engine.addresses.subscriptions.get(name)
     if queue is None:
         raise UnknownAddress(f"there is no subscription {name!r}")
@@ -130,23 +130,23 @@ async def _delete_queue(node: Node, queue: BrokerQueue, force: bool) -> Answer:
     return {"deleted": queue.name, "messages": messages}
 
 
-async def _purge(node: Node, name: str, selector: str) -> Answer:
+async def _purge(node: Node, _by: Principal, name: str, selector: str) -> Answer:
     progress = await _go_through(node, lambda engine: administration.purge(engine, queue_named(engine, name), _selector(selector)))
     return {"purged": progress.done}
 
 
-async def _move(node: Node, name: str, to: str, selector: str) -> Answer:
+async def _move(node: Node, _by: Principal, name: str, to: str, selector: str) -> Answer:
     if to not in node.engine.addresses.anycast:
         _check_new("to", to)
     progress = await _go_through(node, lambda engine: administration.move(engine, queue_named(engine, name), to, _selector(selector)))
     return {"moved": progress.done, "left": progress.left}
 
 
-async def _return(node: Node, queue: str, selector: str) -> Answer:
+async def _return(node: Node, principal: Principal, queue: str, selector: str) -> Answer:
     name = queue or node.settings.broker.dead_letter_address
 
     def check(origin: BrokerQueue) -> None:
-        node.administrators.authorize(ADMINISTRATOR, Permission.SEND, origin.address)
+        principal.authorize(Permission.SEND, origin.address)
 
     progress = await _go_through(
         node, lambda engine: administration.return_dead_letters(engine, queue_named(engine, name), _selector(selector), check)
@@ -154,7 +154,7 @@ async def _return(node: Node, queue: str, selector: str) -> Answer:
     return {"returned": progress.done, "left": progress.left}
 
 
-async def _close(node: Node, id: str) -> Answer:  # the name of the argument in the request
+async def _close(node: Node, _by: Principal, id: str) -> Answer:  # the name of the argument in the request
     found = [connection for connection in node.connections if id in (connection.peer, connection.client.container)]
     if not found:
         raise UnknownAddress(f"there is no connection with the address or client id {id!r}")
@@ -167,7 +167,7 @@ async def _close(node: Node, id: str) -> Answer:  # the name of the argument in 
     return {"closed": len(found)}
 
 
-async def _force(node: Node, xid: str, ending: Ending) -> Answer:
+async def _force(node: Node, _by: Principal, xid: str, ending: Ending) -> Answer:
     """End a prepared branch without its manager. The broker reports this to the manager until the branch is forgotten."""
     engine, parsed = node.engine, Xid.parse(xid)
     plan = branches.plan_end(engine, parsed, ending)
@@ -184,13 +184,13 @@ async def _force(node: Node, xid: str, ending: Ending) -> Answer:
     return {"forced": xid}
 
 
-async def _forget(node: Node, xid: str) -> Answer:
+async def _forget(node: Node, _by: Principal, xid: str) -> Answer:
     branches.forget(node.engine, Xid.parse(xid), _nothing)
     await _stored(node, node.engine)
     return {"forgotten": xid}
 
 
-async def _reset_ingress(node: Node) -> Answer:
+async def _reset_ingress(node: Node, _by: Principal) -> Answer:
     if node.tail is None:
         raise Unavailable("the broker is starting")
     await node.tail.reset()
@@ -274,15 +274,15 @@ def _to_manage(_node: Node, **_: Any) -> Needs:
 
 #: Actions by path of the request.
 ACTIONS: dict[str, AdminAction] = {
-    "queues/create": AdminAction(_create, _to_create, ("name",)),
-    "queues/delete": AdminAction(_delete, _to_delete, ("name",), {"force": False}),
-    "queues/purge": AdminAction(_purge, _to_edit, ("name",), {"selector": ""}),
-    "queues/move": AdminAction(_move, _to_move, ("name", "to"), {"selector": ""}),
-    "dead-letters/return": AdminAction(_return, _to_return, (), {"queue": "", "selector": ""}),
-    "subscriptions/delete": AdminAction(_unsubscribe, _to_delete, ("name",), {"force": False}),
-    "connections/close": AdminAction(_close, _to_manage, ("id",)),
-    "branches/commit": AdminAction(partial(_force, ending=Ending.FORCED_COMMIT), _to_manage, ("xid",)),
-    "branches/rollback": AdminAction(partial(_force, ending=Ending.FORCED_ROLLBACK), _to_manage, ("xid",)),
-    "branches/forget": AdminAction(_forget, _to_manage, ("xid",)),
-    "ingress/reset": AdminAction(_reset_ingress, _to_manage),
+    "queues/create": AdminAction(_create, _to_create, AdminRole.EDIT, ("name",)),
+    "queues/delete": AdminAction(_delete, _to_delete, AdminRole.EDIT, ("name",), {"force": False}),
+    "queues/purge": AdminAction(_purge, _to_edit, AdminRole.EDIT, ("name",), {"selector": ""}),
+    "queues/move": AdminAction(_move, _to_move, AdminRole.EDIT, ("name", "to"), {"selector": ""}),
+    "dead-letters/return": AdminAction(_return, _to_return, AdminRole.EDIT, (), {"queue": "", "selector": ""}),
+    "subscriptions/delete": AdminAction(_unsubscribe, _to_delete, AdminRole.EDIT, ("name",), {"force": False}),
+    "connections/close": AdminAction(_close, _to_manage, AdminRole.MANAGE, ("id",)),
+    "branches/commit": AdminAction(partial(_force, ending=Ending.FORCED_COMMIT), _to_manage, AdminRole.MANAGE, ("xid",)),
+    "branches/rollback": AdminAction(partial(_force, ending=Ending.FORCED_ROLLBACK), _to_manage, AdminRole.MANAGE, ("xid",)),
+    "branches/forget": AdminAction(_forget, _to_manage, AdminRole.MANAGE, ("xid",)),
+    "ingress/reset": AdminAction(_reset_ingress, _to_manage, AdminRole.MANAGE),
 }

@@ -7,23 +7,22 @@ GET /queues                the queues, JSON; /queues?name=NAME one queue in deta
 GET /subscriptions         the subscriptions of topics, JSON
 GET /connections           the client connections, JSON
 GET /metrics               Prometheus text
-GET /dead-letters          dead letters, JSON; ?queue=NAME&count=N                   \\ for administrators
-POST /GROUP/ACTION         an action with its arguments as JSON (bascule.server.actions) /
+GET /dead-letters          dead letters, JSON; ?queue=NAME&count=N
+POST /GROUP/ACTION         an action with its arguments as JSON (bascule.server.actions)
 
-An administrator sends the token. If no token is set, every client on this machine is an administrator, except web pages.
+``admin_paths`` has the role that each of them needs, and ``bascule.server.admin_access`` decides who has it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
@@ -33,15 +32,18 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from bascule.broker.errors import RequestFailed
-from bascule.config.fields import is_loopback
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.core.log import get_log
-from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
+from bascule.core.permissions import Unauthorized
 from bascule.embedded.process import PortInUse
 from bascule.server import admin_http
 from bascule.server.actions import ACTIONS
+from bascule.server.admin_access import OPEN, AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, SecureHeaders
+from bascule.server.admin_arguments import arguments_of
+from bascule.server.audit import Audit
 from bascule.server.descriptors import RESERVED
 from bascule.server.handshakes import Handshakes
 from bascule.server.listener import Listener, bind
@@ -52,8 +54,6 @@ from bascule.threads.background import in_background
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Longest wait for HTTP connections when the broker stops.
 STOP_TIMEOUT_S = 1
-#: Maximum size in bytes of the arguments of an action, which are a few names.
-BODY_BYTES_MAX = 64 << 10
 #: Maximum number of dead letters in one answer, since each is read and decoded on the thread of the event loop.
 DEAD_LETTERS_MAX = 1_000
 DEAD_LETTERS = 100
@@ -74,9 +74,6 @@ log = get_log(__name__)
 class AdministeredBroker(Protocol):
     """A broker, as the admin server sees it. All methods run on the event loop; long ones take several of its turns."""
 
-    def authorize(self, permission: Permission, address: str) -> None:
-        """Check a permission of the administrator. Raises Unauthorized."""
-
     def trouble(self) -> str:
         """Return why the broker does not serve, "" if it serves."""
 
@@ -92,13 +89,10 @@ class AdministeredBroker(Protocol):
     async def clients(self) -> Sequence[ConnectionStatus]:
         """Return the client connections."""
 
-    def dead_letter_address(self, queue: str) -> str:
-        """Return the address of a queue of dead letters; the name "" is the configured queue. Raises UnknownAddress, Unavailable."""
-
     async def dead_letters(self, queue: str, count: int) -> Sequence[Mapping[str, Any]]:
         """Return the first ``count`` messages of a queue; the name "" is the configured queue. Raises UnknownAddress, Unavailable."""
 
-    async def act(self, action: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def act(self, principal: Principal, action: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Run one of ACTIONS. Raises BasculeError."""
 
     def contain(self, error: Exception, path: str) -> None:
@@ -185,76 +179,8 @@ def _memory_metrics(memory: MemoryStatus | None) -> Iterator[Metric]:
     )
 
 
-class LengthRequired(InvalidInput):
-    """The request does not state the length of its body."""
-
-    http_status = 411
-
-
-class NotAdministrator(InvalidInput):
-    """The request does not come from an administrator."""
-
-    condition = "amqp:unauthorized-access"
-    http_status = 403
-
-
-def _check_administrator(request: Request, token: str | None) -> None:
-    """Check that the request comes from an administrator. Raises NotAdministrator."""
-    if token is not None:
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            raise NotAdministrator("only an administrator may do this; send the token of admin.token as Authorization: Bearer TOKEN")
-    elif request.client is None or not is_loopback(request.client.host):
-        raise NotAdministrator("admin.token is not set, so only requests from this machine are allowed")
-    elif "origin" in request.headers:
-        raise NotAdministrator("admin.token is not set, so requests from web pages are not allowed")
-
-
 def _answer(error: BasculeError) -> Response:
     return JSONResponse({"error": str(error)}, error.http_status)
-
-
-async def _arguments(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a request. Raises InvalidInput."""
-    if "transfer-encoding" in request.headers:
-        raise LengthRequired("a chunked body is not supported; send the body with Content-Length")
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_BYTES_MAX:
-            raise InvalidInput(f"the arguments have more than {BODY_BYTES_MAX} bytes")
-    try:
-        arguments = json.loads(body or b"{}", parse_constant=_no_number, object_pairs_hook=_once_each)
-    except RecursionError:
-        raise InvalidInput("the arguments are not valid JSON: nested too deeply") from None
-    except ValueError as error:  # also for a number with more digits than Python reads
-        raise InvalidInput(f"the arguments are not valid JSON: {error}") from None
-    if not isinstance(arguments, dict):
-        raise InvalidInput("the arguments must be a JSON object")
-    for name, value in arguments.items():
-        if not _is_text(name) or (isinstance(value, str) and not _is_text(value)):
-            raise InvalidInput(f"argument {name!r:.60} must be Unicode text, but contains half of a surrogate pair")
-    return arguments
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object has the same name twice")
-    return found
-
-
-def _is_text(value: str) -> bool:
-    """Return whether a string can be encoded."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _count(text: str) -> int:
@@ -266,9 +192,9 @@ def _count(text: str) -> int:
 class _Pages:
     """The pages of one broker."""
 
-    def __init__(self, broker: AdministeredBroker, token: str | None, collectors: Sequence[Collector]) -> None:
+    def __init__(self, broker: AdministeredBroker, audit: Audit, collectors: Sequence[Collector]) -> None:
         self._broker = broker
-        self._token = token
+        self._audit = audit
         self._collectors = collectors
         self._turn = asyncio.Semaphore(PAGES_AT_ONCE)
 
@@ -298,43 +224,42 @@ class _Pages:
 
     async def act(self, request: Request) -> Response:
         """Run one of ACTIONS."""
-        _check_administrator(request, self._token)
+        principal: Principal = request.state.principal
         action = request.scope["path"].removeprefix("/")
-        arguments = await _arguments(request)
-        answer = await self._broker.act(action, arguments)
-        log.info("administrator action", action=action, arguments=arguments, answer=answer)
+        arguments = await arguments_of(request)
+        self._audit.check()
+        record = partial(self._audit.record, who=principal.name, peer=principal.peer, arguments=json.dumps(arguments))
+        on = next((str(value) for value in arguments.values()), "")
+        try:
+            answer = await self._broker.act(principal, action, arguments)
+        except Exception as error:
+            allowed = not isinstance(error, Unauthorized)
+            record(action, on, allowed=allowed, result=f"{type(error).__name__}: {error}")
+            raise
+        record(action, on, result=json.dumps(answer))
+        log.info("administrator action", who=principal.name, action=action, arguments=arguments, answer=answer)
         return JSONResponse(answer)
 
-    def _may_view(self) -> None:
-        self._broker.authorize(Permission.VIEW, MANAGEMENT_ADDRESS)
-
     async def _status(self, _request: Request) -> object:
-        self._may_view()
         return await self._broker.status()
 
     async def _queues(self, request: Request) -> object:
         name = request.query_params.get("name")
         if name is None:
-            self._may_view()
             return (await self._broker.status())["queues"]
-        found = await self._broker.queue(name)
-        self._broker.authorize(Permission.VIEW, found["address"])
-        return found
+        return await self._broker.queue(name)
 
     async def _subscriptions(self, _request: Request) -> object:
-        self._may_view()
         return await self._broker.subscriptions()
 
     async def _connections(self, _request: Request) -> object:
-        self._may_view()
         return await self._broker.clients()
 
     async def _dead_letters(self, request: Request) -> object:
-        _check_administrator(request, self._token)
         count = _count(request.query_params.get("count", str(DEAD_LETTERS)))
-        queue = request.query_params.get("queue", "")
-        self._broker.authorize(Permission.BROWSE, self._broker.dead_letter_address(queue))
-        return await self._broker.dead_letters(queue, count)
+        principal: Principal = request.state.principal
+        self._audit.record("dead letters", request.query_params.get("queue", ""), who=principal.name, peer=principal.peer)
+        return await self._broker.dead_letters(request.query_params.get("queue", ""), count)
 
 
 async def _beside(make: Callable[[S], T], content: S) -> T:
@@ -356,26 +281,50 @@ LOOKS: dict[str, Callable[[_Pages, Request], Awaitable[object]]] = {
 }
 
 
-def admin_app(broker: AdministeredBroker, token: str | None = None, collectors: Sequence[Collector] = ()) -> Starlette:
+class AdminPath(NamedTuple):
+    """A path of the admin server, and the role that a request for it needs; None: everybody may send it."""
+
+    method: str
+    path: str
+    role: AdminRole | None
+
+
+def admin_paths(access: AdminAccess) -> list[AdminPath]:
+    """Return all paths, with the roles that they need."""
+    return [
+        AdminPath("GET", "/livez", None),
+        AdminPath("GET", "/readyz", None),
+        AdminPath("GET", "/metrics", None if access.public_metrics else AdminRole.VIEW),
+        # Dead letters show the content of messages.
+        *(AdminPath("GET", path, AdminRole.EDIT if path == "/dead-letters" else AdminRole.VIEW) for path in LOOKS),
+        *(AdminPath("POST", f"/{name}", action.role) for name, action in ACTIONS.items()),
+    ]
+
+
+def admin_app(broker: AdministeredBroker, access: AdminAccess = OPEN, collectors: Sequence[Collector] = ()) -> ASGIApp:
     """Return the application with the routes of one broker."""
-    pages = _Pages(broker, token, collectors)
-    app = Starlette(
-        routes=[
-            *(Route(f"/{each.__name__}", _contained(broker, each)) for each in (pages.livez, pages.readyz, pages.metrics)),
-            *(Route(path, _contained(broker, pages.look)) for path in LOOKS),
-            *(Route(f"/{action}", _contained(broker, pages.act), methods=["POST"]) for action in ACTIONS),
-        ]
-    )
+    pages = _Pages(broker, access.audit, collectors)
+    apart: dict[str, Page] = {"/livez": pages.livez, "/readyz": pages.readyz, "/metrics": pages.metrics}
+    routes = []
+    for method, path, role in admin_paths(access):
+        page = apart.get(path) or (pages.look if path in LOOKS else pages.act)
+        routes.append(Route(path, _contained(broker, access, role, page), methods=[method]))
+    app = Starlette(routes=routes)
     app.router.redirect_slashes = False  # the target of a redirect would have the host that the request names
-    return app
+    return SecureHeaders(app, access)
 
 
-def _contained(broker: AdministeredBroker, page: Page) -> Page:
-    """Return a page that answers with its errors: the text of a BasculeError, and a reference to the log for any other error."""
+def _contained(broker: AdministeredBroker, access: AdminAccess, role: AdminRole | None, page: Page) -> Page:
+    """Return a page for a role that answers with its errors: the text of a BasculeError, a reference to the log for any other error."""
 
     async def answer(request: Request) -> Response:
         try:
+            if role is not None:
+                request.state.principal = await access.admit(request, role)
             return await page(request)
+        except (NotLoggedIn, NotAdministrator) as error:
+            access.refused(request.scope, error)
+            return _answer(error)
         except BasculeError as error:
             return _answer(error)
         except ClientDisconnect:
@@ -420,7 +369,7 @@ class AdminServer:
     """The admin server on the event loop of its broker."""
 
     def __init__(
-        self, broker: AdministeredBroker, *, host: str, port: int, token: str | None = None, tls: ssl.SSLContext | None = None,
+        self, broker: AdministeredBroker, *, host: str, port: int, access: AdminAccess = OPEN, tls: ssl.SSLContext | None = None,
         collectors: Sequence[Collector] = (),
     ) -> None:  # fmt: skip
         """Bind the port at once (0 = any free port). ``collectors`` have further metrics. Raises PortInUse."""
@@ -434,7 +383,7 @@ class AdminServer:
             ) from error
         self.port: int = sockets[0].getsockname()[1]
         self._sockets = sockets
-        self._server = _Server(admin_http.config(admin_app(broker, token, collectors), STOP_TIMEOUT_S), sockets, tls)
+        self._server = _Server(admin_http.config(admin_app(broker, access, collectors), STOP_TIMEOUT_S), sockets, tls)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

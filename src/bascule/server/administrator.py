@@ -13,8 +13,8 @@ from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.order import FRONT, place_of
 from bascule.core.errors import Unavailable
-from bascule.core.permissions import Permission
-from bascule.server.actions import ADMINISTRATOR, act, queue_named
+from bascule.server.actions import act, queue_named
+from bascule.server.admin_access import Principal
 from bascule.server.status import (
     BrokerStatus,
     ConnectionStatus,
@@ -59,10 +59,6 @@ class Administrator:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def authorize(self, permission: Permission, address: str) -> None:
-        """Check a permission of the administrator. Raises Unauthorized."""
-        self._node.administrators.authorize(ADMINISTRATOR, permission, address)
-
     def trouble(self) -> str:
         """Return why the broker does not serve, "" if it serves."""
         node = self._node
@@ -91,10 +87,6 @@ class Administrator:
         """Return the client connections."""
         return await in_turns(connection_status, self._node.connections, CONNECTIONS_PER_TURN)
 
-    def dead_letter_address(self, queue: str) -> str:
-        """Return the address of a queue of dead letters, "" for the configured queue. Raises UnknownAddress, Unavailable."""
-        return queue_named(self._engine(), self._dead_letters(queue)).address
-
     async def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
         """Return the first ``count`` messages of a queue, "" for the configured queue. Raises UnknownAddress, Unavailable."""
         engine = self._engine()
@@ -106,9 +98,9 @@ class Administrator:
             await asyncio.sleep(0)
         return described
 
-    async def act(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def act(self, principal: Principal, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one of ACTIONS. Raises BasculeError."""
-        return await act(self._node, action, arguments)
+        return await act(self._node, principal, action, arguments)
 
     def contain(self, error: Exception, path: str) -> None:
         """Count and log an error that concerns one request only."""

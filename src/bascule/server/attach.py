@@ -21,7 +21,7 @@ from bascule.jms.sections import message_annotation
 from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.server.connection_reset import attached_late, reset_connection
 from bascule.server.coordinator import CoordinatorLink, in_first_transaction
-from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, ProducerLink, no_local_of, selector_of
+from bascule.server.links import PRODUCER_CREDIT, AuditedConsumerLink, BrowserLink, ConsumerLink, ProducerLink, no_local_of, selector_of
 
 if TYPE_CHECKING:
     from bascule.server.client import Client
@@ -206,7 +206,7 @@ def _consume(
 ) -> None:
     """Attach a consumer. A queue that is made for its consumers is deleted with the last of them, or if this consumer is refused."""
     engine = client.engine
-    consumer = ConsumerLink(
+    consumer = (AuditedConsumerLink if client.audit.messages else ConsumerLink)(
         client, link, settled=link.remote.snd_settle_mode == SenderSettleMode.SETTLED,
         keeps_credit=in_first_transaction(client, link.session),
     )  # fmt: skip
@@ -344,7 +344,7 @@ def detached(client: Client, link: Link, *, closed: bool, orderly: bool = False)
             engine.delete_queue(context.on_close)
     queue = client.unsubscribing.pop(link, None)
     if queue is not None and closed:
-        engine.delete_queue(queue)
+        client.unsubscribed(queue)
     temporary = client.temporary.pop(link, None)
     if temporary is not None:
         engine.delete_temporary(temporary)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bascule.amqp.errors import CONNECTION_FORCED, DETACH_FORCED, UNAUTHORIZED_ACCESS, AmqpError
 from bascule.amqp.link import Link
@@ -23,7 +23,7 @@ from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import LocalTransaction
 from bascule.core.destination import Routing
 from bascule.core.log import get_log
-from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 from bascule.server.allowance import UNLIMITED_SENDING
 from bascule.server.attach import detached
 from bascule.server.coordinator import CoordinatorLink
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from bascule.server.node import Node
 
 _log = get_log(__name__)
+
+#: The SASL mechanism of clients without a login.
+ANONYMOUS: Final = "ANONYMOUS"
 
 #: Lifetime of a session beyond its user's limit, if it attaches no link.
 REFUSED_SESSION_S = 1.0
@@ -108,6 +111,7 @@ class Client:
     def __init__(self, server: Node, wire: ClientTransport) -> None:
         self._server = server
         self._permissions = server.permissions
+        self.audit = server.audit
         self._wire = wire
         self.engine: Engine = server.engine
         self.touch = wire.touch
@@ -146,6 +150,15 @@ class Client:
         self.engine = self._server.engine
         self.opened_s = time.monotonic()
         self.history = self._server.interruptions.opened(self.container, properties)
+        self._record("login", self.container, mechanism=self.mechanism)
+
+    def refused(self, error: AmqpError) -> None:
+        """Note that the connection is refused after the login. Everything that the client has sent behind its open is ignored."""
+        self.ended = True
+        self._record("login", self.container, allowed=False, result=error.description, mechanism=self.mechanism)
+
+    def _record(self, action: str, on: str, **fields: Any) -> None:
+        self.audit.record(action, on, who=self.user, peer=self.peer, **fields)
 
     # -- the broker, as this client sees it --------------------------------------------------------------------------
 
@@ -171,13 +184,40 @@ class Client:
         return min(of_user, of_broker) if of_user else of_broker
 
     def authorize(self, permission: Permission, address: str) -> None:
-        """Check a permission of the client's user on an address. Raises Unauthorized."""
-        self._permissions.authorize(self.user, permission, address)
+        """Check a permission of the client's user on an address. Raises Unauthorized, AuditUnavailable."""
+        self.audit.check()
+        try:
+            self._permissions.authorize(self.user, permission, address)
+        except Unauthorized as error:
+            self._record(permission.value, address, allowed=False, result=str(error))
+            raise
+
+    @property
+    def login(self) -> str:
+        """Return the user; "" if the client has connected without a login."""
+        return "" if self.mechanism == ANONYMOUS else self.user
+
+    def may_end(self, owner: str) -> bool:
+        """Return whether the client's user may see and end the transaction branches of a user."""
+        if self._permissions.owns(self.user, owner):
+            return True
+        try:
+            self._permissions.authorize(self.user, Permission.RECOVER, MANAGEMENT_ADDRESS)
+        except Unauthorized:
+            return False
+        return True
 
     def check_owner(self, queue: BrokerQueue) -> None:
         """Check that the client's user has made a durable subscription. Raises AmqpError."""
         if not self._permissions.owns(self.user, queue.user):
-            raise AmqpError(UNAUTHORIZED_ACCESS, f"subscription {queue.subscription!r} belongs to another user than {self.user!r}")
+            error = f"subscription {queue.subscription!r} belongs to another user than {self.user!r}"
+            self._record("subscription", queue.name, allowed=False, result=error)
+            raise AmqpError(UNAUTHORIZED_ACCESS, error)
+
+    def unsubscribed(self, queue: BrokerQueue) -> None:
+        """Delete a durable subscription for the client."""
+        self._record("unsubscribe", queue.name)
+        self.engine.delete_queue(queue)
 
     def authorize_sending(self, address: str, routing: Routing) -> None:
         """Check the permissions to send to an address, and to create it if it does not exist. Raises Unauthorized."""

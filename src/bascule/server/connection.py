@@ -27,7 +27,7 @@ from bascule.server.handshakes import Handshake
 from bascule.server.links import WRITE_BUFFER_BYTES, ConsumerLink
 from bascule.server.pieces import OPENING_PIECE_BYTES
 from bascule.server.tls import certified_name
-from bascule.server.transfers import Transfers
+from bascule.server.transfers import AuditedTransfers, Transfers
 from bascule.server.usage import UserUsage
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ClientConnection(asyncio.Protocol):
         self.amqp: Connection  # set once there is a transport, which may authenticate the client
         self.peer = handshake.peer
         self.client = Client(server, self)
-        self._transfers = Transfers(self.client, server.errors)
+        self._transfers = (AuditedTransfers if server.audit.messages else Transfers)(self.client, server.errors)
         self._unread_answers_bytes = 0  # bytes written while the client does not read
         self._unhandled = b""  # input that waits for another turn, or for the outcome of the login
         #: Retries a message for which a queue makes room, or a planned commit; does nothing if only the turn's time was used up.
@@ -80,7 +80,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport = self._handshake.transport = cast(asyncio.Transport, transport)  # asyncio declares a BaseTransport
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         server = self.server
-        self.sasl = server.sasl(certified_name(transport))
+        self.sasl = server.sasl(certified_name(transport), self.peer)
         self.amqp = Connection(
             Role.SERVER, container_id=server.container_id, sasl=self.sasl,
             idle_timeout_s=server.idle_timeout_s, require_sasl=True, started_s=self._handshake.begun_s, limits=server.amqp_limits,
@@ -420,7 +420,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, properties: dict[Any, Any], error: AmqpError) -> None:
         """Open and close the connection. A client that knows the property reports no connection in between (Qpid JMS)."""
-        self.client.ended = True  # everything that the client has sent behind its open is ignored
+        self.client.refused(error)
         properties[Symbol("amqp:connection-establishment-failed")] = True
         self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
         self.amqp.close(error)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bascule.broker.node import ElectionOutcome, NodeProtocol
 from bascule.broker.retention import OwnersRetention
@@ -19,6 +19,7 @@ from bascule.embedded.process import PortInUse
 from bascule.kafka.election import Election
 from bascule.server import topics
 from bascule.server.admin import AdminServer
+from bascule.server.admin_logins import admin_access
 from bascule.server.administrator import Administrator
 from bascule.server.descriptors import RESERVED, RESERVED_FOR_ADMIN
 from bascule.server.effects import LoopEffects
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from bascule.server.node import Node
 
 log = get_log(__name__)
+
+#: How often lines of the audit that could not be written are tried again.
+AUDIT_POLL_S: Final = 0.5
 
 
 class BrokerLife(LoopEffects):
@@ -79,6 +83,7 @@ class BrokerLife(LoopEffects):
             self._loop.add_signal_handler(number, self._stop, None)
         await self._loop.run_in_executor(None, self._ensure_topics)
         watch = self._watch = topics.TopicWatch(self._node.kafka, self._settings)
+        polls = self._loop.create_task(self._poll_audit(), name="audit")
         admin = self._admin_server()
         admin.start()
         self._admin_port = admin.port
@@ -94,6 +99,13 @@ class BrokerLife(LoopEffects):
             await admin.stop()
             watch.close()
             self._node.close_spill()
+            polls.cancel()
+            await self._loop.run_in_executor(None, self._node.audit.close)
+
+    async def _poll_audit(self) -> None:
+        while self._node.audit.enabled:
+            self._node.audit.poll()
+            await asyncio.sleep(AUDIT_POLL_S)
 
     def _stop(self, error: BasculeError | None) -> None:
         """Stop the process; only the first reason counts."""
@@ -107,11 +119,13 @@ class BrokerLife(LoopEffects):
 
     def _admin_server(self) -> AdminServer:
         admin = self._settings.admin
-        token = admin.token.get_secret_value() if admin.token is not None else None
+        access = admin_access(self._settings, self._node.users, self._node.logins, self._node.audit)
+        if not access.restricted:
+            log.info("every process of this machine may use the admin server, because neither users nor admin.token are configured")
         tls = server_context(admin.tls, "admin.tls")
         stalls = StallWatch(loading=lambda: self._node.loaded_engine is None)
         stalls.start()
-        return AdminServer(Administrator(self._node), host=admin.host, port=admin.port, token=token, tls=tls, collectors=(stalls,))
+        return AdminServer(Administrator(self._node), host=admin.host, port=admin.port, access=access, tls=tls, collectors=(stalls,))
 
     # -- election ----------------------------------------------------------------------------------------------------
 

@@ -265,6 +265,19 @@ class ConsumerLink:
             self.client.touch()
 
 
+class AuditedConsumerLink(ConsumerLink):
+    """A consumer whose messages are audited."""
+
+    __slots__ = ()
+
+    def deliver(self, message: BrokerMessage, delivery_count: int) -> int:
+        """Record a message, and send it."""
+        client, consumer = self.client, self.consumer
+        on = consumer.queue.name if consumer is not None else ""
+        client.audit.record("receive", on, who=client.user, peer=client.peer, bytes=message.size_bytes, redelivered=delivery_count > 0)
+        return super().deliver(message, delivery_count)
+
+
 class BrowserLink:
     """A queue browser: one pass over the waiting messages in order. It removes none, and does not show later messages.
 

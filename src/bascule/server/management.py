@@ -58,8 +58,19 @@ class Request:
                 return True
         if not plan(self.engine, self._decided):
             return False
+        self._record(self._decided)
         carry_out(self.engine, self._decided, self._answer)
         return True
+
+    def _record(self, request: BranchRequest) -> None:
+        """Record a request about a branch of another user, allowed or not."""
+        client, owner = self.client, self.engine.branches.owner(request.xid)
+        if owner in ("", client.user):
+            return
+        allowed = not request.is_foreign(self.engine)
+        result = "requested" if allowed else f"the branch belongs to user {owner!r}"
+        action, on = f"branch {request.operation}", str(request.xid)
+        client.audit.record(action, on, who=client.user, peer=client.peer, allowed=allowed, result=result, owner=owner)
 
     def drop(self) -> None:
         """Drop the request, because its client or link is gone."""
@@ -77,7 +88,8 @@ class Request:
         since = self.message.properties.get("since")
         if since is not None and (not isinstance(since, int) or isinstance(since, bool)):
             raise InvalidInput(f"since {since!r:.200} must be the position from an earlier response")
-        return BranchRequest(operation, xid, self.client.container, self.client.transactions, name, since)
+        client = self.client
+        return BranchRequest(operation, xid, client.container, client.transactions, name, since, client.login, client.may_end)
 
     def _xid(self) -> Xid:
         format_id = self.message.properties.get("formatId")

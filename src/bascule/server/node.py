@@ -21,17 +21,20 @@ from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.sasl import ExternalServer, SaslServer
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.counters import Counters
+from bascule.broker.destinations import CREATED
 from bascule.broker.engine import Engine
+from bascule.broker.queue import BrokerQueue
 from bascule.broker.retention import RetentionHold
 from bascule.config import Settings
 from bascule.config.settings import Broker as BrokerSettings
 from bascule.core import caches
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
-from bascule.core.permissions import AllowAll, Permissions
+from bascule.core.permissions import Permissions
 from bascule.core.roles import UserRoles
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.server import descriptors, topics
+from bascule.server.audit import audit_of
 from bascule.server.client_turns import ClientTurns, ConnectionOutput
 from bascule.server.connection import ClientConnection
 from bascule.server.containers import ContainerIds
@@ -89,8 +92,8 @@ class Node:
         self.permissions: Permissions = permissions_of(settings, self.users.roles)
         if not settings.permission:
             log.info("every client may do everything, because no permission is configured")
-        self.administrators: Permissions = AllowAll()  # who may use the admin server may do everything there
         self.kafka = kafka_client(settings)
+        self.audit = audit_of(settings.audit, self.kafka)
         self._diverts = diverts_of(settings)
         self._policy = policy_of(settings, self.users.roles)
         self.tls = amqp_tls(settings.broker.tls)
@@ -126,7 +129,7 @@ class Node:
     @property
     def reason(self) -> str:
         """Return why clients are not served; "" if they are."""
-        return "starting" if self._life is None else self._life.protocol.reason
+        return "starting" if self._life is None else self._life.protocol.reason or self.audit.blocked
 
     @property
     def congested(self) -> bool:
@@ -139,11 +142,13 @@ class Node:
         epoch = self._epoch
         return epoch is not None and epoch.protocol.awake()
 
-    def sasl(self, certified: str | None) -> SaslServer:
+    def sasl(self, certified: str | None, peer: str) -> SaslServer:
         """Return a new exchange with a client; ``certified`` is the name in its certificate, if it has presented one."""
-        if certified is None:
-            return SaslServer(self._mechanisms)
-        return SaslServer({"EXTERNAL": partial(ExternalServer, certified), **self._mechanisms})
+        external = {} if certified is None else {"EXTERNAL": partial(ExternalServer, certified)}
+        return SaslServer({**external, **self._mechanisms}, partial(self._login_refused, peer))
+
+    def _login_refused(self, peer: str, user: str, mechanism: str, reason: str) -> None:
+        self.audit.record("login", "", who=user, peer=peer, allowed=False, result=reason, mechanism=mechanism)
 
     def end_epoch(self, error: BasculeError) -> None:
         """End the current epoch because of a failure. The next epoch loads its state from the journal."""
@@ -210,6 +215,7 @@ class Node:
         """Start to read the ingress topic after the state of the epoch was loaded."""
         largest = min(self._policy.transaction_bytes_max, room.content_bytes)
         self.engine.local_transactions.bytes_max = largest
+        self.engine.destinations.on_change = self._queue_changed
         self.engine.journaling.record_bytes_max = min(RECORD_BYTES_MAX, room.record_bytes)
         # Loaded objects live long: the collector need not examine them repeatedly.
         gc.freeze()
@@ -219,6 +225,9 @@ class Node:
             self._memory_watch.start()
         names = self.settings.journal_topics
         self.tail = IngressTail(self.kafka, names.ingress, names.partition, self.engine, asyncio.get_running_loop())
+
+    def _queue_changed(self, action: str, queue: BrokerQueue) -> None:
+        self.audit.record(action, queue.name, who=queue.user if action == CREATED else "", peer="", address=queue.address, owner=queue.user)
 
     def close_clients(self, error: BasculeError | None) -> None:
         """Close every connection; None means an orderly shutdown."""

@@ -154,6 +154,7 @@ class BranchStatus(TypedDict):
     sent: int  # messages
     received: int
     bytes: int  # of the messages that it sends
+    user: str  # whose branch it is
 
 
 class RetentionHoldStatus(TypedDict):
@@ -255,7 +256,7 @@ def branch_status(branch: Listed) -> BranchStatus:
     """Return the status of one branch."""
     return BranchStatus(
         xid=str(branch.xid), state=STATES[branch.ending], since_ms=branch.since_ms, sent=branch.sent, received=branch.received,
-        bytes=branch.size_bytes,
+        bytes=branch.size_bytes, user=branch.user,
     )  # fmt: skip
 
 

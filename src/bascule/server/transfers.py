@@ -132,3 +132,17 @@ class Transfers:
             self._errors.contain(ErrorKind.REQUEST, error, peer=client.peer, container=client.container)
             producer.refused(event, RequestFailed("the broker failed to carry out the request; see the broker's log"))
         producer.top_up()
+
+
+class AuditedTransfers(Transfers):
+    """The transfers of one client whose messages are audited."""
+
+    __slots__ = ()
+
+    def take(self, event: Transferred) -> Retry | None:
+        """Record a message, and handle it."""
+        client, producer = self._client, event.link.context
+        on = producer.address if isinstance(producer, ProducerLink) else None
+        transacted = event.txn_id is not None
+        client.audit.record("send", on or "", who=client.user, peer=client.peer, bytes=len(event.payload), transacted=transacted)
+        return super().take(event)

@@ -71,9 +71,9 @@ def weaknesses(settings: Settings) -> list[str]:
         [] if is_private(path) else [f"{path}: other users of the machine may read the hashes of the passwords (its mode should be 0600)"]
     )
     held = {*settings.broker.roles, *(role for roles in _roles_in(users).values() for role in roles)}
-    wrong = unknown_role(settings.permission, settings.limit, sorted(held))
+    wrong = unknown_role(settings.permission, settings.limit, settings.admin, sorted(held))
     if wrong is not None:
-        found.append(f"{display_key((wrong.section, wrong.position, wrong.key), settings)}: {wrong.reason}")
+        found.append(f"{display_key(wrong.path, settings)}: {wrong.reason}")
     return found
 
 
@@ -115,7 +115,7 @@ class UserDirectory:
         # A client chooses its mechanism before the broker knows the user: each mechanism that is offered must work for all users.
         only_sha_256 = any(is_hash(password) for password in broker.passwords.values())
         mechanisms = (SCRAM_SHA_256,) if only_sha_256 else tuple(DIGESTS)
-        self.verifiers = {each: Verifiers({}, b"", each) for each in mechanisms} if broker.has_users else {}
+        self.verifiers = {each: Verifiers({}, b"", each) for each in mechanisms} if broker.has_passwords else {}
         self._replace_verifiers()
         self.roles = roles_of(settings, self._file)
 

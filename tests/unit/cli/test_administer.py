@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ DETAIL = {
     "consumer_list": [{"connection": "127.0.0.1:5", "client_id": "c", "selector": "", "unsettled": 1, "credit": 9}],
 }  # fmt: skip
 XID = "7:gtrid:bqual"
-BRANCH = {"xid": XID, "state": "prepared", "since_ms": 1769846400000, "sent": 2, "received": 1, "bytes": 99}
+BRANCH = {"xid": XID, "state": "prepared", "since_ms": 1769846400000, "sent": 2, "received": 1, "bytes": 99, "user": "shop"}
 PIN = {
     "keeper": "pipeline", "name": "divert:idle", "offset": 7, "records": 12, "bytes": 34, "reason": "disabled", "released": False
 }  # fmt: skip
@@ -167,7 +169,7 @@ def test_administrative_output_is_a_table_or_json(
     assert "2026-01-31T08:00:00Z" in shown("dead-letters", "list")
     assert shown("subscription", "list").split()[:7] == ["name", "topic", "durable", "selector", "messages", "delivering", "consumers"]
     assert "client id" in shown("connection", "list")
-    assert shown("branch", "list").split()[-6:] == [XID, "prepared", "2026-01-31T08:00:00Z", "2", "1", "99"]
+    assert shown("branch", "list").split()[-7:] == [XID, "prepared", "2026-01-31T08:00:00Z", "2", "1", "99", "shop"]
     text = shown("status")
     assert text.startswith("demo: waiting (Kafka is away), Bascule 1 (compiled)\n")
     assert "1,234,567" in text
@@ -184,3 +186,41 @@ def test_administrative_output_is_a_table_or_json(
     assert broker.asked[-1][0] == "/queues?name=a+b"
     assert "max_messages" in text
     assert "127.0.0.1:5" in text
+
+
+def test_user_in_the_url_logs_in_with_the_password_of_the_environment(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASCULE_PASSWORD", "a:secret")
+    broker.answers["/queues"] = 200, []
+    assert run(monkeypatch, "queue", "list", "--admin", broker.url.replace("//", "//ann%40shop@")) == 0
+    assert broker.token == "Basic " + base64.b64encode(b"ann@shop:a:secret").decode()
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("http://ann@192.0.2.1:1", "use https"),
+        ("http://ann:secret@127.0.0.1:1", "must not have a password"),
+        ("http://ann@127.0.0.1:1", "set BASCULE_PASSWORD"),
+    ],
+)
+def test_password_is_neither_sent_unencrypted_nor_taken_from_the_command_line(
+    url: str, error: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    if error == "use https":
+        monkeypatch.setenv("BASCULE_PASSWORD", "secret")
+    assert run(monkeypatch, "queue", "list", "--admin", url) == 2
+    said = capsys.readouterr().err
+    assert error in said
+    assert "secret" not in said
+
+
+def test_command_of_the_owner_sends_token_of_data_directory(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.answers["/queues"] = 200, []
+    monkeypatch.setenv("BASCULE_EMBEDDED__DATA_DIR", str(tmp_path))
+    (tmp_path / "admin.token").write_text("owner-token")
+    assert run(monkeypatch, "queue", "list", "--admin", broker.url) == 0
+    assert broker.token == "Bearer owner-token"
+    monkeypatch.setenv("BASCULE_ADMIN__VIEW_TOKEN", "v")
+    assert run(monkeypatch, "queue", "list", "--admin", broker.url) == 0
+    assert broker.token == "Bearer v"

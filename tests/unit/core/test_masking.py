@@ -60,8 +60,8 @@ def test_connection_settings_do_not_show_the_password_in_their_repr() -> None:
     assert "ann" in shown[1]
 
 
-def test_error_for_an_unreachable_admin_server_does_not_show_the_password() -> None:
+def test_error_for_an_invalid_url_of_an_admin_server_does_not_show_the_password() -> None:
     for url in (f"http://ann:{SECRET}@127.0.0.1:1", f"ann:{SECRET}@x"):
-        with pytest.raises((InvalidInput, Unavailable), match=r"invalid URL of the admin server|no broker answers at") as raised:
+        with pytest.raises((InvalidInput, Unavailable), match=r"invalid URL of the admin server|must not have a password") as raised:
             AdminApiClient(url, None).look("status")
         assert SECRET not in str(raised.value)

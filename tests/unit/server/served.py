@@ -22,6 +22,7 @@ from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.engine import Engine
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import AllowAll, Permissions
+from bascule.server.audit import NO_AUDIT
 from bascule.server.client_turns import ClientTurns, ConnectionOutput
 from bascule.server.connection import ClientConnection
 from bascule.server.containers import ContainerIds
@@ -76,7 +77,7 @@ class Served:
         self.partials = PartialBudget()
         self.peer_caches = PeerCaches(lambda: self.engine)
         self.permissions: Permissions = AllowAll()
-        self.administrators: Permissions = AllowAll()
+        self.audit = NO_AUDIT
         self.connections: dict[ClientConnection, None] = {}
         self.container_ids = ContainerIds()
         self.output = ConnectionOutput(turn_s=math.inf)  # a test may write all output in one turn
@@ -86,7 +87,7 @@ class Served:
     def engine(self) -> Engine:
         return self.broker.engine
 
-    def sasl(self, certified: str | None) -> SaslServer:
+    def sasl(self, certified: str | None, peer: str) -> SaslServer:
         return SaslServer({"ANONYMOUS": AnonymousServer})
 
     def awake(self) -> bool:

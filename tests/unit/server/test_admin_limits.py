@@ -47,7 +47,7 @@ async def until_closed(reader: asyncio.StreamReader) -> bytes:
     return received
 
 
-REQUEST_BEGUN = f"POST {ACTION} HTTP/1.1\r\nHost: x\r\n".encode()
+REQUEST_BEGUN = f"POST {ACTION} HTTP/1.1\r\nHost: localhost\r\n".encode()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_peer_that_sends_headers_slowly_is_closed_after_the_timeout(monkeypatc
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
         async def dribble() -> None:
-            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n")
             while True:
                 writer.write(b"X: y\r\n")
                 await asyncio.sleep(0.05)
@@ -104,7 +104,7 @@ def test_a_peer_that_does_not_read_its_answer_is_closed_after_the_timeout(monkey
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", server.port))
-            sock.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+            sock.sendall(b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
             async with asyncio.timeout(SOON_S):
                 while not connections:
                     await asyncio.sleep(0.01)
@@ -137,7 +137,7 @@ def test_idle_connections_do_not_block_other_clients(monkeypatch: pytest.MonkeyP
         idle = []
         for _ in range(30):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
             async with asyncio.timeout(SOON_S):
                 assert (await reader.readline()).startswith(b"HTTP/1.1 200")
             idle.append(writer)
@@ -237,8 +237,8 @@ def test_chunked_request_body_is_refused_and_not_parsed_further(monkeypatch: pyt
 
 
 def test_pipelined_admin_requests_are_answered_in_order() -> None:
-    count = 2 * admin_http.PIECE_BYTES // len(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert answer_to(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * count).count(b"HTTP/1.1 200") == count
+    count = 2 * admin_http.PIECE_BYTES // len(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answer_to(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * count).count(b"HTTP/1.1 200") == count
 
 
 def test_request_longer_than_read_buffer_piece_is_answered() -> None:
@@ -260,7 +260,7 @@ def test_a_duplicate_name_in_the_arguments_is_refused() -> None:
 
 
 def test_a_path_with_a_trailing_slash_is_not_found_and_not_redirected() -> None:
-    answer = answer_to(b"GET /status/ HTTP/1.1\r\nHost: elsewhere\r\nConnection: close\r\n\r\n")
+    answer = answer_to(b"GET /status/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 404")
 
 

@@ -19,6 +19,7 @@ from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.server import actions
+from bascule.server.admin_access import LOCAL as ADMIN
 from bascule.server.administrator import Administrator
 from bascule.server.uncaught import UncaughtErrorHandler
 from bascule.testing.broker import BrokerInMemory
@@ -82,16 +83,16 @@ def dead(node: Node, count: int, address: str = "q") -> None:
 async def test_administrator_creates_purges_and_deletes_queues() -> None:
     node = Node()
     admin = administrator(node)
-    assert await admin.act("queues/create", {"name": "q"}) == {"created": "q"}
+    assert await admin.act(ADMIN, "queues/create", {"name": "q"}) == {"created": "q"}
     with pytest.raises(InvalidInput, match="already exists"):
-        await admin.act("queues/create", {"name": "q"})
+        await admin.act(ADMIN, "queues/create", {"name": "q"})
     node.fill("q", 3)
     with pytest.raises(InUse, match="3 messages"):
-        await admin.act("queues/delete", {"name": "q"})
-    assert await admin.act("queues/purge", {"name": "q"}) == {"purged": 3}
+        await admin.act(ADMIN, "queues/delete", {"name": "q"})
+    assert await admin.act(ADMIN, "queues/purge", {"name": "q"}) == {"purged": 3}
     assert node.queued("q") == 0
     node.fill("q", 2)
-    assert await admin.act("queues/delete", {"name": "q", "force": True}) == {"deleted": "q", "messages": 2}
+    assert await admin.act(ADMIN, "queues/delete", {"name": "q", "force": True}) == {"deleted": "q", "messages": 2}
     assert node.queued("q") == -1
     node.broker.start()
     assert node.queued("q") == -1, "the journal must not have the queue"
@@ -101,9 +102,9 @@ async def test_administrator_creates_purges_and_deletes_queues() -> None:
 async def test_only_messages_that_match_the_selector_are_moved() -> None:
     node = Node()
     node.fill("q", 3)
-    answer = await administrator(node).act("queues/move", {"name": "q", "to": "other", "selector": "JMSPriority = 9"})
+    answer = await administrator(node).act(ADMIN, "queues/move", {"name": "q", "to": "other", "selector": "JMSPriority = 9"})
     assert (answer, node.queued("q")) == ({"moved": 0, "left": {}}, 3)
-    answer = await administrator(node).act("queues/move", {"name": "q", "to": "other"})
+    answer = await administrator(node).act(ADMIN, "queues/move", {"name": "q", "to": "other"})
     assert (answer, node.queued("q"), node.queued("other")) == ({"moved": 3, "left": {}}, 0, 3)
 
 
@@ -114,7 +115,7 @@ async def test_no_queue_is_created_at_the_address_of_the_management_node() -> No
     node.fill("q", 1)
     for action, arguments in (("queues/move", {"name": "q", "to": MANAGEMENT_ADDRESS}), ("queues/create", {"name": MANAGEMENT_ADDRESS})):
         with pytest.raises(InvalidInput, match="the address of the management node"):
-            await administrator(node).act(action, arguments)
+            await administrator(node).act(ADMIN, action, arguments)
     with pytest.raises(InvalidInput, match="the address of the management node"):
         node.engine.queue(MANAGEMENT_ADDRESS)
     assert (node.queued("q"), node.queued(MANAGEMENT_ADDRESS)) == (1, -1)
@@ -125,9 +126,8 @@ async def test_dead_letters_are_listed_and_returned() -> None:
     node = Node()
     dead(node, 3)
     admin = administrator(node)
-    assert admin.dead_letter_address("") == "DLQ"
     assert [each["address"] for each in (await admin.dead_letters("", 2))] == ["q", "q"]
-    assert await admin.act("dead-letters/return", {}) == {"returned": 3, "left": {}}
+    assert await admin.act(ADMIN, "dead-letters/return", {}) == {"returned": 3, "left": {}}
     assert (node.queued("DLQ"), node.queued("q")) == (0, 3)
     with pytest.raises(UnknownAddress, match="'none'"):
         await admin.dead_letters("none", 2)
@@ -141,13 +141,13 @@ async def test_a_subscription_in_use_is_deleted_by_force_only() -> None:
     admin = administrator(node)
     assert [(each["name"], each["topic"], each["consumers"]) for each in (await admin.subscriptions())] == [("client.sub", "news", 1)]
     with pytest.raises(InvalidInput, match="is the queue of a subscription"):
-        await admin.act("queues/delete", {"name": "client.sub"})
+        await admin.act(ADMIN, "queues/delete", {"name": "client.sub"})
     with pytest.raises(InUse):
-        await admin.act("subscriptions/delete", {"name": "client.sub"})
-    assert (await admin.act("subscriptions/delete", {"name": "client.sub", "force": True}))["deleted"] == "client.sub"
+        await admin.act(ADMIN, "subscriptions/delete", {"name": "client.sub"})
+    assert (await admin.act(ADMIN, "subscriptions/delete", {"name": "client.sub", "force": True}))["deleted"] == "client.sub"
     assert (await admin.subscriptions()) == []
     with pytest.raises(UnknownAddress, match="no subscription"):
-        await admin.act("subscriptions/delete", {"name": "client.sub"})
+        await admin.act(ADMIN, "subscriptions/delete", {"name": "client.sub"})
 
 
 @pytest.mark.parametrize("by", ["127.0.0.1:5672", "client"])
@@ -160,19 +160,19 @@ async def test_a_connection_is_closed_by_its_address_or_its_client_id(by: str) -
     (listed,) = await admin.clients()
     assert (listed["client_id"], listed["user"], listed["mechanism"]) == ("client", "anonymous", "ANONYMOUS")
     assert (listed["consumers"], listed["producers"]) == (1, 0)
-    assert await admin.act("connections/close", {"id": by}) == {"closed": 1}
+    assert await admin.act(ADMIN, "connections/close", {"id": by}) == {"closed": 1}
     client.run()
     (closed,) = client.events_of(ConnectionClosed)
     assert "administrator" in str(closed.error)
     with pytest.raises(UnknownAddress):
-        await admin.act("connections/close", {"id": "somebody"})
+        await admin.act(ADMIN, "connections/close", {"id": "somebody"})
 
 
 @pytest.mark.parametrize("action", ["branches/commit", "branches/rollback", "branches/forget"])
 @run_async
 async def test_an_unknown_branch_cannot_be_ended(action: str) -> None:
     with pytest.raises(UnknownBranch):
-        await administrator(Node()).act(action, {"xid": "7:67:62"})
+        await administrator(Node()).act(ADMIN, action, {"xid": "7:67:62"})
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ async def test_invalid_arguments_of_actions_are_named_in_error(action: str, argu
     node = Node()
     node.fill("q", 1)
     with pytest.raises((InvalidInput, UnknownAddress), match=text):
-        await administrator(node).act(action, arguments)
+        await administrator(node).act(ADMIN, action, arguments)
     assert node.queued("q") == 1
 
 
@@ -206,12 +206,12 @@ async def test_a_broker_that_does_not_serve_refuses_actions_with_the_reason() ->
     node.serving, node.trouble = False, "Kafka is away"
     admin = administrator(node)
     with pytest.raises(Unavailable, match="Kafka is away"):
-        await admin.act("queues/create", {"name": "q"})
+        await admin.act(ADMIN, "queues/create", {"name": "q"})
     with pytest.raises(Unavailable, match="Kafka is away"):
         await admin.queue("q")
     node.serving = True
     with pytest.raises(Unavailable, match="starting"):
-        await admin.act("ingress/reset", {})
+        await admin.act(ADMIN, "ingress/reset", {})
 
 
 @run_async
@@ -219,7 +219,7 @@ async def test_an_action_that_is_not_stored_in_time_is_reported_as_decided() -> 
     node = Node()
     node.stores = False
     with pytest.raises(Unavailable, match=r"not stored the decision within 0\.05 s"):
-        await administrator(node).act("queues/create", {"name": "q"})
+        await administrator(node).act(ADMIN, "queues/create", {"name": "q"})
 
 
 @run_async
@@ -229,7 +229,7 @@ async def test_a_long_action_waits_while_the_journal_is_congested(monkeypatch: p
     monkeypatch.setattr("bascule.broker.administration.STEP_MESSAGES", 1)
     monkeypatch.setattr(actions, "PAUSE_S", 0)
     node.congested = True
-    moving = asyncio.ensure_future(administrator(node).act("queues/move", {"name": "q", "to": "other"}))
+    moving = asyncio.ensure_future(administrator(node).act(ADMIN, "queues/move", {"name": "q", "to": "other"}))
     for _ in range(20):
         await asyncio.sleep(0)
     assert node.queued("q") == 4, "more than one step"
@@ -243,7 +243,7 @@ async def test_long_action_ends_when_broker_stops_serving(monkeypatch: pytest.Mo
     node.fill("q", 5)
     monkeypatch.setattr("bascule.broker.administration.STEP_MESSAGES", 1)
     node.congested = True
-    moving = asyncio.ensure_future(administrator(node).act("queues/purge", {"name": "q"}))
+    moving = asyncio.ensure_future(administrator(node).act(ADMIN, "queues/purge", {"name": "q"}))
     await asyncio.sleep(0)
     node.serving, node.trouble = False, "fenced"
     with pytest.raises(Unavailable, match="interrupted after up to 1 messages: fenced"):

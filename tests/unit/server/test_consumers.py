@@ -12,6 +12,7 @@ from bascule.amqp.events import Detached, Dispositioned, SessionEnded
 from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.performatives import Source, Target
 from bascule.server.actions import ACTIONS
+from bascule.server.admin_access import LOCAL
 from bascule.server.connection import UNREAD_ANSWERS_BYTES, WRITE_BUFFER_BYTES
 from bascule.testing.broker import message_bytes
 from tests.unit.server.served import QUEUE, Client, Served, run_async
@@ -138,7 +139,7 @@ async def test_a_broker_that_may_have_been_replaced_delivers_no_messages_freed_b
     consumer = waiting.consumer("q", credit=1)
     served.up = False  # the process was suspended in the middle of that
     node: Any = served
-    await ACTIONS["connections/close"].run(node, id="holding")
+    await ACTIONS["connections/close"].run(node, LOCAL, id="holding")
     waiting.run()
     assert waiting.received(consumer) == 0
 

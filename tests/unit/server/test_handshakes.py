@@ -60,7 +60,7 @@ class Guarded(Served):
         self.may_login = threading.Event()
         self.may_login.set()
 
-    def sasl(self, certified: str | None) -> SaslServer:
+    def sasl(self, certified: str | None, peer: str) -> SaslServer:
         return SaslServer({"PLAIN": lambda: PlainServer(self.knows), "ANONYMOUS": AnonymousServer})
 
     def knows(self, user: str, password: str) -> bool:

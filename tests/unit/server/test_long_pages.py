@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from bascule.core.destination import Routing
 from bascule.server.admin import admin_app
@@ -147,7 +147,7 @@ async def test_pages_are_made_one_at_a_time() -> None:
     assert broker.most == 1
 
 
-async def asgi_get(app: Starlette, path: str) -> int:
+async def asgi_get(app: ASGIApp, path: str) -> int:
     """Return the status code of a page, without a socket."""
     codes: list[int] = []
 

@@ -21,7 +21,8 @@ from bascule.core.destination import Routing
 from bascule.core.permissions import MANAGEMENT_ADDRESS, AllowAll, Permission, Unauthorized
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.server import management
-from bascule.server.actions import ACTIONS, ADMINISTRATOR, act
+from bascule.server.actions import ACTIONS, act
+from bascule.server.admin_access import ROLE_PERMISSIONS
 from bascule.testing.broker import message_bytes
 from tests.unit.server.served import QUEUE, TOPIC, Client, Served, run_async
 
@@ -270,6 +271,22 @@ class AdminPlace(NamedTuple):
     needs: list[tuple[Permission, str]]
 
 
+class DeniedAdministrator:
+    """An administrator without one permission."""
+
+    name = "ann"
+
+    def __init__(self, denied: tuple[Permission, str]) -> None:
+        self._denies = Denies(*denied)
+
+    def authorize(self, permission: Permission, address: str) -> None:
+        self._denies.authorize(self.name, permission, address)
+
+    @property
+    def asked(self) -> list[tuple[str, Permission, str]]:
+        return self._denies.asked
+
+
 ADMIN_PLACES = [
     AdminPlace("queues/create", {"name": "new"}, [(P.CREATE_ADDRESS, "new"), (P.CREATE_DURABLE_QUEUE, "new")]),
     AdminPlace("queues/delete", {"name": Q}, [(P.DELETE_DURABLE_QUEUE, Q), (P.DELETE_ADDRESS, Q)]),
@@ -307,17 +324,21 @@ def administered() -> Any:
 def test_an_action_is_refused_without_each_of_its_permissions(place: AdminPlace) -> None:
     assert place.needs
     for denied in place.needs:
-        node, permissions = administered(), Denies(*denied)
-        node.administrators = permissions
+        node, administrator = administered(), DeniedAdministrator(denied)
         before = set(node.engine.addresses.queues)
         with pytest.raises(Unauthorized):
-            asyncio.run(_act(node, place))
-        assert permissions.asked == [(ADMINISTRATOR, *need) for need in place.needs[: place.needs.index(denied) + 1]]
+            asyncio.run(_act(node, administrator, place))
+        assert administrator.asked == [("ann", *need) for need in place.needs[: place.needs.index(denied) + 1]]
         assert set(node.engine.addresses.queues) == before
 
 
-def _act(node: Any, place: AdminPlace) -> Awaitable[Any]:
-    return act(node, place.action, place.arguments)
+def _act(node: Any, principal: Any, place: AdminPlace) -> Awaitable[Any]:
+    return act(node, principal, place.action, place.arguments)
+
+
+@pytest.mark.parametrize("place", ADMIN_PLACES, ids=[f"{place.action} {place.arguments}" for place in ADMIN_PLACES])
+def test_the_role_of_an_action_has_its_permissions(place: AdminPlace) -> None:
+    assert {permission for permission, _ in place.needs} <= ROLE_PERMISSIONS[ACTIONS[place.action].role]
 
 
 def test_permission_table_covers_every_admin_action() -> None:

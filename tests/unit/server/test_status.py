@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bascule.broker.counters import Counters
 from bascule.client import ConnectionFactory, Message, Queue, Topic
+from bascule.server.admin_access import LOCAL
 from bascule.server.administrator import Administrator
 from bascule.server.status import COUNTERS, HELP, sum_of
 from bascule.xa.jms import JmsResource
@@ -92,9 +93,9 @@ async def test_prepared_branch_is_reported_until_it_has_ended(kafka: KafkaInMemo
         assert told["bytes"] > 0
         assert before_ms - 1 <= told["since_ms"] <= time.time() * 1000
         assert (await admin.status())["gauges"]["branches_prepared"] == 1
-        assert await admin.act("branches/commit", {"xid": str(xid)})
+        assert await admin.act(LOCAL, "branches/commit", {"xid": str(xid)})
         assert [each["state"] for each in (await admin.status())["branches"]] == ["heuristic-commit"]
-        await admin.act("branches/forget", {"xid": str(xid)})
+        await admin.act(LOCAL, "branches/forget", {"xid": str(xid)})
         assert (await admin.status())["branches"] == []
         await called(resource.close)
 

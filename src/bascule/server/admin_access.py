@@ -1,0 +1,239 @@
+"""Who may use the admin server: roles, the credentials of a request, and the checks of its Host and Origin headers."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bascule.config.fields import is_loopback
+from bascule.core.errors import InvalidInput
+from bascule.core.permissions import Permission, Unauthorized
+from bascule.server.audit import NO_AUDIT, Audit
+
+
+class AdminRole(enum.IntEnum):
+    """The roles of administrators. A role may do everything that a lower role may do."""
+
+    #: See queues, subscriptions, connections, branches and figures.
+    VIEW = 1
+    #: See and change messages; create and delete queues and subscriptions.
+    EDIT = 2
+    #: Act on connections, transaction branches and ingresses.
+    MANAGE = 3
+
+    @property
+    def word(self) -> str:
+        """Return the name in settings, pages and errors."""
+        return self.name.lower()
+
+
+#: What each role may do, on every address.
+ROLE_PERMISSIONS: Final[Mapping[AdminRole, frozenset[Permission]]] = {
+    AdminRole.VIEW: frozenset({Permission.VIEW}),
+    AdminRole.EDIT: frozenset(Permission) - {Permission.MANAGE, Permission.CONSUME},
+    AdminRole.MANAGE: frozenset(Permission),
+}
+
+
+class NotLoggedIn(InvalidInput):
+    """The request has no valid credentials."""
+
+    condition = "amqp:unauthorized-access"
+    http_status = 401
+
+
+class NotAdministrator(InvalidInput):
+    """The request comes from somebody without the necessary role."""
+
+    condition = "amqp:unauthorized-access"
+    http_status = 403
+
+
+class ForeignHost(InvalidInput):
+    """The Host header names another server: the name of an attacker may point to this machine."""
+
+    http_status = 421
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Somebody who uses the admin server: a user, or the holder of a token. ``peer`` is HOST:PORT."""
+
+    name: str
+    role: AdminRole
+    peer: str = ""
+
+    def authorize(self, permission: Permission, address: str) -> None:
+        """Raise Unauthorized if the role lacks the permission."""
+        if permission not in ROLE_PERMISSIONS[self.role]:
+            raise Unauthorized(self.name, permission, address)
+
+
+#: Everybody on this machine, if the broker has no users and the admin server no tokens.
+LOCAL: Final = Principal("local", AdminRole.MANAGE)
+
+
+async def _nobody(_user: str, _password: str, _address: str) -> bool:
+    return False
+
+
+def _no_role(_user: str) -> AdminRole | None:
+    return None
+
+
+@dataclass(frozen=True)
+class AdminAccess:
+    """Decides who sends a request, and with which role.
+
+    ``tokens`` has the name and role of each token. ``role_of`` returns the role of a user, and ``check`` checks the password of a user at
+    an address. If ``restricted`` is false, every process of this machine has the role ``manage``. ``hosts`` are the names of this server.
+    """
+
+    restricted: bool = False
+    tokens: Mapping[str, tuple[str, AdminRole]] = field(default_factory=dict)
+    role_of: Callable[[str], AdminRole | None] = _no_role
+    check: Callable[[str, str, str], Awaitable[bool]] = _nobody
+    hosts: Iterable[str] = ()
+    public_metrics: bool = False
+    audit: Audit = NO_AUDIT
+
+    async def admit(self, request: Request, role: AdminRole) -> Principal:
+        """Return who sends a request that needs ``role``. Raises NotLoggedIn, NotAdministrator."""
+        host, peer = request.client.host if request.client is not None else "", _peer(request.scope)
+        if not self.restricted:
+            if not is_loopback(host):
+                raise NotAdministrator("no users and no admin.token are set, so only requests from this machine are allowed")
+            return Principal(LOCAL.name, LOCAL.role, peer)
+        principal = await self._principal(request, host, peer)
+        if principal.role < role:
+            raise NotAdministrator(f"{principal.name} has the role {principal.role.word}; this request needs {role.word}")
+        return principal
+
+    async def _principal(self, request: Request, host: str, peer: str) -> Principal:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        match scheme.lower():
+            case "bearer":
+                return self._of_token(given.strip(), peer)
+            case "basic":
+                if request.scope["scheme"] != "https" and not is_loopback(host):
+                    raise NotAdministrator("a password is accepted only over TLS or from this machine; set admin.tls")
+                return await self._of_user(given.strip(), host, peer)
+        raise NotLoggedIn("log in with a token (Authorization: Bearer TOKEN), or as a user (Authorization: Basic)")
+
+    def _of_token(self, given: str, peer: str) -> Principal:
+        found: Principal | None = None
+        for name, (token, role) in self.tokens.items():  # all are compared, so that the time says nothing
+            if hmac.compare_digest(given.encode(), token.encode()):
+                found = Principal(name, role, peer)
+        if found is None:
+            raise NotLoggedIn("the token is not valid")
+        return found
+
+    async def _of_user(self, given: str, host: str, peer: str) -> Principal:
+        try:
+            user, colon, password = base64.b64decode(given, validate=True).decode().partition(":")
+        except (ValueError, binascii.Error):
+            raise NotLoggedIn("the credentials are not base64 of USER:PASSWORD in UTF-8") from None
+        if not colon or not await self.check(user, password, host):
+            raise NotLoggedIn("unknown user or wrong password")
+        role = self.role_of(user)
+        if role is None:
+            raise NotAdministrator(f"user {user!r:.60} has no role for the admin server; see admin.view, admin.edit and admin.manage")
+        return Principal(user, role, peer)
+
+    def refused(self, scope: Scope, error: InvalidInput, who: str = "") -> None:
+        """Record a refused request."""
+        path = f"{scope['method']} {scope['path']}"
+        self.audit.record("administration", path, who=who, peer=_peer(scope), allowed=False, result=str(error))
+
+    def check_origin(self, headers: Headers, scheme: str) -> None:
+        """Check that no web page of another site has caused the request. Raises ForeignHost, NotAdministrator.
+
+        A page can point a host name of its own to this machine, and can send requests whose answers it cannot read.
+        """
+        authority = headers.get("host", "")
+        name = host_of(authority)
+        if authority and not (_is_ip(name) or name in {"localhost", *(each.lower() for each in self.hosts)}):
+            raise ForeignHost(f"host {name!r:.100} is not a name of this server; add it to admin.hosts")
+        if any(origin.lower() != f"{scheme}://{authority.lower()}" for origin in headers.getlist("origin")):
+            raise NotAdministrator("requests from web pages of other sites are not allowed")
+        if any(site not in {"same-origin", "none"} for site in headers.getlist("sec-fetch-site")):
+            raise NotAdministrator("requests from web pages of other sites are not allowed")
+
+
+#: Access without users and tokens.
+OPEN: Final = AdminAccess()
+
+
+def _peer(scope: Scope) -> str:
+    """Return HOST:PORT of the client."""
+    host, port = scope.get("client") or ("", 0)
+    return f"{host}:{port}"
+
+
+def host_of(authority: str) -> str:
+    """Return the host in a Host header, in lower case, without brackets, port and the dot of the root."""
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0].lower()
+    return authority.partition(":")[0].lower().removesuffix(".")
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+#: Headers of every answer: no copy is kept, and a browser neither runs nor frames the answer, nor guesses its type.
+SECURITY_HEADERS: Final = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+#: The ways to log in.
+CHALLENGES: Final = ("Bearer", 'Basic realm="bascule", charset="UTF-8"')
+
+
+class SecureHeaders:
+    """An application whose answers have the security headers, and which refuses requests of foreign web pages."""
+
+    def __init__(self, app: ASGIApp, access: AdminAccess) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+
+        async def secured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(SECURITY_HEADERS)
+                if message["status"] == NotLoggedIn.http_status:
+                    for challenge in CHALLENGES:
+                        headers.append("www-authenticate", challenge)
+            await send(message)
+
+        app = self._app
+        try:
+            self._access.check_origin(Headers(scope=scope), scope.get("scheme", "http"))
+        except InvalidInput as error:
+            self._access.refused(scope, error)
+            app = JSONResponse({"error": str(error)}, error.http_status)
+        await app(scope, receive, secured)

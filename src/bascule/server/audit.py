@@ -1,0 +1,220 @@
+"""The audit: one line of JSON for each event, to a file and to a Kafka topic.
+
+A line that cannot be written is kept and retried, in order, up to a limit. Nothing here reads the content of messages.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+from bascule.config.audit import Audit as AuditSettings
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.log import get_log
+from bascule.kafka.line_topic import LineTopic
+
+log = get_log(__name__)
+
+#: Characters of a value in a line, since peers choose names and ids. Longer values are cut.
+VALUE_LENGTH_MAX: Final = 1_000
+#: Lines that wait for a sink that fails. The oldest line is dropped for each further one.
+WAITING_LINES_MAX: Final = 10_000
+#: Lines that one turn of the event loop writes again to a sink.
+RETRIED_LINES: Final = 100
+#: Only the user of the broker reads and writes the file.
+FILE_MODE: Final = 0o600
+
+
+class AuditUnavailable(Unavailable):
+    """The operation has to be audited, and the audit cannot be written."""
+
+    condition = "amqp:resource-limit-exceeded"
+
+
+#: Called once for each line, with the reason why it is not written, or None.
+Done = Callable[[str, str | None], None]
+_ERRORS: Final = (OSError, BufferError, ValueError)
+
+
+class Sink(Protocol):
+    """A place for lines. It calls a ``Done`` for each line that ``write`` has taken."""
+
+    name: str
+
+    def write(self, line: str) -> None:
+        """Take a line. Raises one of _ERRORS if it cannot."""
+
+    def poll(self) -> None:
+        """Report what has happened meanwhile."""
+
+    def close(self) -> None:
+        """Finish."""
+
+
+def _opened(path: str) -> IO[str]:
+    return open(path, "a", encoding="utf-8", opener=partial(os.open, mode=FILE_MODE))
+
+
+class _Lines(WatchedFileHandler):
+    """Appends lines to a file. Reopens the file if it was moved or deleted, as log rotation does."""
+
+    def _open(self) -> IO[str]:  # type: ignore[override]
+        return _opened(self.baseFilename)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the name in the standard library
+        """Raise the error that is being handled."""
+        raise
+
+
+class FileSink:
+    """A file. The broker passes each line to the operating system at once, and does not wait for the disk."""
+
+    def __init__(self, path: Path, done: Done) -> None:
+        self.name = str(path)
+        self._done = done
+        self._lines = _Lines(path, encoding="utf-8", delay=True)
+
+    def write(self, line: str) -> None:
+        """Append a line."""
+        self._lines.emit(logging.LogRecord("audit", logging.INFO, "", 0, line, None, None))
+        self._done(line, None)
+
+    def poll(self) -> None:
+        """Do nothing: ``write`` has reported everything."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+class _Output:
+    """A sink, and the lines that it could not write. ``failing`` is true from a failure until a line is written again."""
+
+    def __init__(self, make: Callable[[Done], Sink]) -> None:
+        self.failing = False
+        self._waiting: deque[str] = deque()
+        self._lost = 0
+        self._sink = make(self._done)
+
+    def write(self, line: str) -> None:
+        """Write a line, or keep it behind those that wait."""
+        if self._waiting:
+            self._keep(line)
+            return
+        try:
+            self._sink.write(line)
+        except _ERRORS as error:
+            self._done(line, str(error))
+
+    def poll(self) -> None:
+        """Write lines that wait again, as many as the sink takes."""
+        self._sink.poll()
+        for _ in range(min(len(self._waiting), RETRIED_LINES)):
+            line = self._waiting.popleft()
+            try:
+                self._sink.write(line)
+            except _ERRORS:
+                self._waiting.appendleft(line)
+                return
+
+    def close(self) -> None:
+        """Finish, and report the lines that are lost."""
+        self.poll()
+        self._sink.close()
+        if lost := self._lost + len(self._waiting):
+            log.error("audit lines lost", to=self._sink.name, lost=lost)
+
+    def _done(self, line: str, reason: str | None) -> None:
+        if reason is not None:
+            if not self.failing:
+                log.error("audit cannot be written", to=self._sink.name, reason=reason)
+            self.failing = True
+            self._keep(line)
+        elif self.failing:
+            self.failing = False
+            log.warning("audit is written again", to=self._sink.name, lost=self._lost)
+
+    def _keep(self, line: str) -> None:
+        if len(self._waiting) >= WAITING_LINES_MAX:
+            self._waiting.popleft()
+            self._lost += 1
+        self._waiting.append(line)
+
+
+class Audit:
+    """The audit of one broker. ``messages``: each message that a client sends or gets is an event."""
+
+    def __init__(self, makers: Sequence[Callable[[Done], Sink]] = (), *, messages: bool = False, required: bool = False) -> None:
+        """If ``required``, ``blocked`` says why nothing may happen that has to be audited."""
+        self.messages = messages
+        self._required = required
+        self._outputs = [_Output(make) for make in makers]
+
+    @property
+    def enabled(self) -> bool:
+        """Return whether there is a place for lines."""
+        return bool(self._outputs)
+
+    @property
+    def blocked(self) -> str:
+        """Return why operations that have to be audited are refused; "" if they are not."""
+        if self._required and any(output.failing for output in self._outputs):
+            return "the audit cannot be written, and audit.on_failure is 'refuse'"
+        return ""
+
+    def check(self) -> None:
+        """Raise AuditUnavailable if the operation cannot be audited."""
+        if why := self.blocked:
+            raise AuditUnavailable(why)
+
+    def record(
+        self, action: str, on: str, *, who: str, peer: str, allowed: bool = True, result: str = "ok", **more: str | int | bool
+    ) -> None:
+        """Write one event: ``who`` did ``action`` on ``on`` from the address ``peer``, and with which result."""
+        if not self._outputs:
+            return
+        event = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "who": who, "from": peer, "action": action, "on": on, "allowed": allowed, "result": result, **more,
+        }  # fmt: skip
+        line = json.dumps({name: value[:VALUE_LENGTH_MAX] if isinstance(value, str) else value for name, value in event.items()})
+        for output in self._outputs:
+            output.write(line)
+
+    def poll(self) -> None:
+        """Write lines again that a sink could not write."""
+        for output in self._outputs:
+            output.poll()
+
+    def close(self) -> None:
+        """Finish. May wait for Kafka."""
+        for output in self._outputs:
+            output.close()
+
+
+#: No audit.
+NO_AUDIT: Final = Audit()
+
+
+def audit_of(settings: AuditSettings, kafka: Mapping[str, Any]) -> Audit:
+    """Return the audit that the settings describe. Raises InvalidInput if the file cannot be written."""
+    makers: list[Callable[[Done], Sink]] = []
+    if settings.file is not None:
+        path = settings.file
+        try:
+            _opened(str(path)).close()
+        except OSError as error:
+            raise InvalidInput(f"audit.file {str(path)!r} cannot be written: {error.strerror}") from None
+        makers.append(lambda done: FileSink(path, done))
+    if settings.topic is not None:
+        topic = settings.topic
+        makers.append(lambda done: LineTopic(kafka, topic, WAITING_LINES_MAX, done))
+    return Audit(makers, messages=settings.messages, required=settings.on_failure == "refuse")
