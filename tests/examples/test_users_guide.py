@@ -17,6 +17,8 @@ GUIDE = ROOT / "docs" / "guides" / "users.md"
 def test_commands_of_the_users_guide_print_the_output_shown(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     found = blocks(GUIDE)
+    shown = [block for block in found if block.purpose == "shows"]
+    assert shown
     (serve,) = (number for number, block in enumerate(found) if block.purpose == "serve")
     (config,) = blocks(GUIDE, "config")
     (tmp_path / "bascule.toml").write_text(config.text)

@@ -106,12 +106,14 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "the queues of a range: DELIVERIES_PER_PIECE for each piece of it": ("broker/returns.py RangeReturn.end",),
     "ROUND_MESSAGES_MAX": ("broker/rounds.py Rounds._all_stored",),
     "pipelines, partitions, topics and limits of the owner's configuration": (
-        "server/policies.py user_limits_of",
+        "server/policies.py user_limits_of", "server/user_directory.py _roles_in",
+        "server/user_directory.py roles_of",
         "broker/housekeeping.py HousekeepingProtocol.retention_holds", "server/ingress.py _Effects.first_seen",
         "server/topics.py TopicWatch._run",
     ),
     "the outputs of the audit: a file and a topic": (
-        "server/audit.py Audit.blocked", "server/audit.py Audit.close", "server/audit.py Audit.poll", "server/audit.py Audit.record",
+        "server/audit.py AuditTrail.blocked", "server/audit.py AuditTrail.close", "server/audit.py AuditTrail.poll",
+        "server/audit.py AuditTrail.record",
     ),
     "the parts of the account": ("broker/memory.py MemoryAccount.measured",),
     "a list of all connections, and CLOSES_PER_TURN closes in a turn": ("server/actions.py _close",),

@@ -13,14 +13,14 @@ import typer
 
 from bascule.config import load
 from bascule.config.fields import read_secret
-from bascule.config.users_file import Draft, User, Users, changing, check_name, read
+from bascule.config.users_file import User, Users, UsersDraft, changing, check_name, read
 from bascule.core.errors import InvalidInput
 
 #: Characters of a password. A SASL frame has at most 4 KiB.
 PASSWORD_LENGTH_MAX: Final = 1000
 
 
-class Target(NamedTuple):
+class EditedFile(NamedTuple):
     """The file of users of a command, and the users of the settings."""
 
     path: Path
@@ -30,21 +30,21 @@ class Target(NamedTuple):
         """Return the content of the file; no users if the file does not exist. Raises UsersFileError."""
         return read(self.path) if self.path.exists() else Users.none()
 
-    def changing_existing(self) -> AbstractContextManager[Draft]:
+    def changing_existing(self) -> AbstractContextManager[UsersDraft]:
         """Change the file, which must exist. Raises UsersFileError."""
         read(self.path)
         return changing(self.path)
 
 
-def target(file: Path | None, config: Path | None) -> Target:
+def target(file: Path | None, config: Path | None) -> EditedFile:
     """Return the file that a command changes: the option's, or that of the settings. Raises InvalidInput."""
     if file is not None and config is None:
-        return Target(file, frozenset())
+        return EditedFile(file, frozenset())
     broker = load(config).settings.broker
     path = file or broker.users_file
     if path is None:
         raise InvalidInput('no file of users is set; set users_file = "PATH" in [broker] of the configuration file, or use --file')
-    return Target(path, frozenset(broker.users))
+    return EditedFile(path, frozenset(broker.users))
 
 
 def given_password(file: Path | None) -> str:
@@ -65,12 +65,12 @@ def given_password(file: Path | None) -> str:
     return password
 
 
-def existing(target: Target, name: str) -> User:
+def existing(target: EditedFile, name: str) -> User:
     """Return a user of the file. Raises InvalidInput."""
-    return Draft(target.read(), target.path).existing(name)
+    return UsersDraft(target.read(), target.path).existing(name)
 
 
-def add(target: Target, name: str, roles: Iterable[str], iterations: int, password_file: Path | None) -> str:
+def add(target: EditedFile, name: str, roles: Iterable[str], iterations: int, password_file: Path | None) -> str:
     """Add a user. Raises InvalidInput."""
     _valid(name, "user")
     if name in target.configured:
@@ -85,7 +85,7 @@ def add(target: Target, name: str, roles: Iterable[str], iterations: int, passwo
     return f"user {name!r} added to {target.path}"
 
 
-def change_password(target: Target, name: str, iterations: int, password_file: Path | None) -> str:
+def change_password(target: EditedFile, name: str, iterations: int, password_file: Path | None) -> str:
     """Change the password of a user. Raises InvalidInput."""
     existing(target, name)  # before the command asks for a password
     user = User.of(name, given_password(password_file), (), iterations)
@@ -94,14 +94,14 @@ def change_password(target: Target, name: str, iterations: int, password_file: P
     return f"password of user {name!r} changed in {target.path}"
 
 
-def remove(target: Target, name: str) -> str:
+def remove(target: EditedFile, name: str) -> str:
     """Remove a user. Raises InvalidInput."""
     with target.changing_existing() as draft:
         draft.content = draft.content.without(draft.existing(name).name)
     return f"user {name!r} removed from {target.path}"
 
 
-def set_roles(target: Target, name: str, roles: Iterable[str]) -> str:
+def set_roles(target: EditedFile, name: str, roles: Iterable[str]) -> str:
     """Set the roles of a user. Raises InvalidInput."""
     wanted = _roles(roles)
     with target.changing_existing() as draft:

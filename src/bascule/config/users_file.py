@@ -223,7 +223,7 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-class Draft:
+class UsersDraft:
     """A file of users that is being changed: assign to ``content``."""
 
     def __init__(self, content: Users, path: Path) -> None:
@@ -239,7 +239,7 @@ class Draft:
 
 
 @contextmanager
-def changing(path: Path) -> Iterator[Draft]:
+def changing(path: Path) -> Iterator[UsersDraft]:
     """Change a file of users, or create it: it is written at the end of the context, if there was no error.
 
     A reader sees the file before or after the change. Two changes happen one after the other. After the context, the change survives a
@@ -247,7 +247,7 @@ def changing(path: Path) -> Iterator[Draft]:
     """
     try:
         with _locked(path):
-            draft = Draft(read(path) if path.exists() else Users.none(), path)
+            draft = UsersDraft(read(path) if path.exists() else Users.none(), path)
             before = draft.content
             yield draft
             if draft.content != before or not path.exists():

@@ -43,7 +43,7 @@ from bascule.server import admin_http
 from bascule.server.actions import ACTIONS
 from bascule.server.admin_access import OPEN, AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, SecureHeaders
 from bascule.server.admin_arguments import arguments_of
-from bascule.server.audit import Audit
+from bascule.server.audit import AuditTrail
 from bascule.server.descriptors import RESERVED
 from bascule.server.handshakes import Handshakes
 from bascule.server.listener import Listener, bind
@@ -192,7 +192,7 @@ def _count(text: str) -> int:
 class _Pages:
     """The pages of one broker."""
 
-    def __init__(self, broker: AdministeredBroker, audit: Audit, collectors: Sequence[Collector]) -> None:
+    def __init__(self, broker: AdministeredBroker, audit: AuditTrail, collectors: Sequence[Collector]) -> None:
         self._broker = broker
         self._audit = audit
         self._collectors = collectors

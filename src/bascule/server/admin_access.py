@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bascule.config.fields import is_loopback
 from bascule.core.errors import InvalidInput
 from bascule.core.permissions import Permission, Unauthorized
-from bascule.server.audit import NO_AUDIT, Audit
+from bascule.server.audit import NO_AUDIT, AuditTrail
 
 
 class AdminRole(enum.IntEnum):
@@ -106,7 +106,7 @@ class AdminAccess:
     check: Callable[[str, str, str], Awaitable[bool]] = _nobody
     hosts: Iterable[str] = ()
     public_metrics: bool = False
-    audit: Audit = NO_AUDIT
+    audit: AuditTrail = NO_AUDIT
 
     async def admit(self, request: Request, role: AdminRole) -> Principal:
         """Return who sends a request that needs ``role``. Raises NotLoggedIn, NotAdministrator."""

@@ -16,14 +16,14 @@ from bascule.core.access import ANY_ROLE
 from bascule.core.defaults import OWNER_TOKEN_FILE
 from bascule.core.roles import UserRoles
 from bascule.server.admin_access import AdminAccess, AdminRole
-from bascule.server.audit import NO_AUDIT, Audit
+from bascule.server.audit import NO_AUDIT, AuditTrail
 from bascule.server.logins import LoginChecks
 from bascule.server.user_directory import UserDirectory
 
 OWNER_TOKEN_BYTES: Final = 32
 
 
-def admin_access(settings: Settings, users: UserDirectory, logins: LoginChecks, audit: Audit = NO_AUDIT) -> AdminAccess:
+def admin_access(settings: Settings, users: UserDirectory, logins: LoginChecks, audit: AuditTrail = NO_AUDIT) -> AdminAccess:
     """Return who may use the admin server. Without users and tokens, every process of this machine may.
 
     With users or tokens, write a token for commands on this machine into a file that only the user of this process can read. ``logins``

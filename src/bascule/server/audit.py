@@ -149,7 +149,7 @@ class _Output:
         self._waiting.append(line)
 
 
-class Audit:
+class AuditTrail:
     """The audit of one broker. ``messages``: each message that a client sends or gets is an event."""
 
     def __init__(self, makers: Sequence[Callable[[Done], Sink]] = (), *, messages: bool = False, required: bool = False) -> None:
@@ -201,10 +201,10 @@ class Audit:
 
 
 #: No audit.
-NO_AUDIT: Final = Audit()
+NO_AUDIT: Final = AuditTrail()
 
 
-def audit_of(settings: AuditSettings, kafka: Mapping[str, Any]) -> Audit:
+def audit_of(settings: AuditSettings, kafka: Mapping[str, Any]) -> AuditTrail:
     """Return the audit that the settings describe. Raises InvalidInput if the file cannot be written."""
     makers: list[Callable[[Done], Sink]] = []
     if settings.file is not None:
@@ -217,4 +217,4 @@ def audit_of(settings: AuditSettings, kafka: Mapping[str, Any]) -> Audit:
     if settings.topic is not None:
         topic = settings.topic
         makers.append(lambda done: LineTopic(kafka, topic, WAITING_LINES_MAX, done))
-    return Audit(makers, messages=settings.messages, required=settings.on_failure == "refuse")
+    return AuditTrail(makers, messages=settings.messages, required=settings.on_failure == "refuse")

@@ -55,7 +55,7 @@ from bascule.server.status import (
 from bascule.server.tls import amqp_tls
 from bascule.server.uncaught import ErrorLog, UncaughtErrorHandler
 from bascule.server.usage import CONNECTIONS, Usage, UsageLimits
-from bascule.server.user_directory import Ended, UserDirectory
+from bascule.server.user_directory import EndedLogins, UserDirectory
 from bascule.server.users_watch import UsersWatch, end_connections
 
 log = get_log(__name__)
@@ -181,7 +181,7 @@ class Node:
             if watch is not None:
                 watch.close()
 
-    def _users_changed(self, ended: Mapping[str, Ended]) -> None:
+    def _users_changed(self, ended: Mapping[str, EndedLogins]) -> None:
         caches.forget_peers()  # they have limits by roles
         self.client_turns.in_slices(end_connections(self.connections, ended), self.dispatch)
 

@@ -23,7 +23,7 @@ ITERATIONS: Final = 4096
 SECRET_FILE: Final = "login-secret"
 
 
-class Ended(NamedTuple):
+class EndedLogins(NamedTuple):
     """Why the connections of a user end after a change of the file. ``all_logins``: also those that logged in without a password."""
 
     reason: str
@@ -123,7 +123,7 @@ class UserDirectory:
         """Check a password, in a thread that may block for milliseconds."""
         return self.verifiers[SCRAM_SHA_256].check(user, password)
 
-    def read_again(self) -> dict[str, Ended] | None:
+    def read_again(self) -> dict[str, EndedLogins] | None:
         """Read the file again. Return the users whose connections must end; None if nothing has changed. Raises UsersFileError.
 
         The call takes milliseconds, and may be made in any thread, by one thread at a time. A check of a password that begins after the
@@ -157,18 +157,18 @@ def _of_setting(user: str, password: str, secret: bytes, mechanism: str) -> Veri
     return Verifier.of(password, derived_salt(secret, mechanism, user, SALT_BYTES), ITERATIONS, mechanism)
 
 
-def _ended(before: Users, after: Users) -> dict[str, Ended]:
+def _ended(before: Users, after: Users) -> dict[str, EndedLogins]:
     """Return the users who were removed, whose password was changed, or who lost a role."""
-    ended: dict[str, Ended] = {}
+    ended: dict[str, EndedLogins] = {}
     for name, user in before.users.items():
         now = after.users.get(name)
         lost = sorted(set(user.roles).difference(() if now is None else now.roles))
         if now is None:
-            ended[name] = Ended(f"user {name!r} was removed", all_logins=bool(lost))
+            ended[name] = EndedLogins(f"user {name!r} was removed", all_logins=bool(lost))
         elif lost:
-            ended[name] = Ended(f"user {name!r} has lost the role {lost[0]!r}", all_logins=True)
+            ended[name] = EndedLogins(f"user {name!r} has lost the role {lost[0]!r}", all_logins=True)
         elif now.verifiers != user.verifiers:
-            ended[name] = Ended(f"the password of user {name!r} was changed", all_logins=False)
+            ended[name] = EndedLogins(f"the password of user {name!r} was changed", all_logins=False)
     return ended
 
 

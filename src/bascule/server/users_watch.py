@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.config.users_file import Stamp, UsersFileError, stamp
 from bascule.core.log import get_log
-from bascule.server.user_directory import Ended, UserDirectory, is_private
+from bascule.server.user_directory import EndedLogins, UserDirectory, is_private
 from bascule.threads.lasting import end_process, lasting_thread
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _TERMINAL: Final = 0  # the descriptor of standard input
 class UsersWatch:
     """Watches the file of users in a thread."""
 
-    def __init__(self, directory: UserDirectory, path: Path, on_change: Callable[[Mapping[str, Ended]], None]) -> None:
+    def __init__(self, directory: UserDirectory, path: Path, on_change: Callable[[Mapping[str, EndedLogins]], None]) -> None:
         """Begin. ``on_change`` is called on this event loop after each change, with the users whose connections must end."""
         self._directory = directory
         self._path = path
@@ -92,7 +92,7 @@ class UsersWatch:
             log.warning("other users of the machine may read the users and the hashes of their passwords", file=str(self._path))
 
 
-def end_connections(connections: Mapping[ClientConnection, None], ended: Mapping[str, Ended]) -> Iterator[None]:
+def end_connections(connections: Mapping[ClientConnection, None], ended: Mapping[str, EndedLogins]) -> Iterator[None]:
     """End the connections of users, also those that are about to log in: their password may have been checked before the change."""
     for connection in list(connections):
         sasl = connection.sasl

@@ -130,11 +130,13 @@ def test_page_has_the_table_of_paths_and_roles() -> None:
 
 
 def test_without_users_and_tokens_this_machine_has_the_role_manage_and_others_have_none() -> None:
+    codes: set[int] = set()
+
     def ask(port: int) -> None:
-        for path in admin_paths(OPEN):
-            assert send(port, path.method, path.path, {}, "{}" if path.method == "POST" else None)[0] == 200
+        codes.update(send(port, path.method, path.path, {}, "{}" if path.method == "POST" else None)[0] for path in admin_paths(OPEN))
 
     served(Broker(), ask)
+    assert codes == {200}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from bascule.config.audit import Audit as AuditSettings
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.server import audit
 from bascule.server.admin_access import AdminAccess
-from bascule.server.audit import Audit, Done, FileSink, audit_of
+from bascule.server.audit import AuditTrail, Done, FileSink, audit_of
 from tests.support.kafka_in_memory import KafkaInMemory
 from tests.unit.server.broker_process import SOON_S, Broker, called, kafka, serving
 from tests.unit.server.served import Client, Served, run_async
@@ -72,7 +72,7 @@ async def test_logins_creations_deletions_and_refusals_are_lines_with_their_user
         ("", "delete queue", "desk.kept", True),
     ]
     first, second, *others = lines(file)
-    assert first["mechanism"] == second["mechanism"] == "SCRAM-SHA-256"
+    assert first["mechanism"] == second["mechanism"] == "SCRAM-SHA-512"
     assert first["from"].startswith("127.0.0.1:")
     assert "wrong password" in first["result"]
     assert others[1]["result"] == "user 'ann' has no permission 'consume' on address 'orders'"
@@ -164,7 +164,7 @@ def test_number_of_waiting_lines_is_limited_and_lost_lines_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "WAITING_LINES_MAX", 2)
-    written = Audit([lambda done: FileSink(tmp_path / "missing" / "audit", done)])
+    written = AuditTrail([lambda done: FileSink(tmp_path / "missing" / "audit", done)])
     for number in range(5):
         written.record(str(number), "", who="", peer="")
     assert written.blocked == "", "the setting is 'continue'"
@@ -199,7 +199,7 @@ def test_topic_counts_as_failing_until_a_line_is_stored() -> None:
         sinks.append(LaterSink(done))
         return sinks[0]
 
-    written = Audit([make], required=True)
+    written = AuditTrail([make], required=True)
     written.record("one", "", who="", peer="")
     (line,) = sinks[0].taken
     assert written.blocked == ""

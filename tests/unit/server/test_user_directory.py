@@ -22,7 +22,7 @@ from bascule.core.permissions import Permission, Unauthorized
 from bascule.core.user_limits import UserResource
 from bascule.server import users_watch
 from bascule.server.node import Node
-from bascule.server.user_directory import Ended, UserDirectory, listed_users, weaknesses
+from bascule.server.user_directory import EndedLogins, UserDirectory, listed_users, weaknesses
 from bascule.server.users_watch import UsersWatch, end_connections
 from tests.unit.server.served import Client, Served, run_async
 
@@ -73,15 +73,15 @@ def test_directory_that_cannot_keep_the_secret_is_named() -> None:
     ("before", "after", "ended"),
     [
         (("x",), ("x",), {}),
-        (("x",), None, {"ann": Ended("user 'ann' was removed", all_logins=False)}),
-        (("x", "sales"), None, {"ann": Ended("user 'ann' was removed", all_logins=True)}),
-        (("x",), ("y",), {"ann": Ended("the password of user 'ann' was changed", all_logins=False)}),
-        (("x", "sales", "b"), ("x", "b"), {"ann": Ended("user 'ann' has lost the role 'sales'", all_logins=True)}),
+        (("x",), None, {"ann": EndedLogins("user 'ann' was removed", all_logins=False)}),
+        (("x", "sales"), None, {"ann": EndedLogins("user 'ann' was removed", all_logins=True)}),
+        (("x",), ("y",), {"ann": EndedLogins("the password of user 'ann' was changed", all_logins=False)}),
+        (("x", "sales", "b"), ("x", "b"), {"ann": EndedLogins("user 'ann' has lost the role 'sales'", all_logins=True)}),
         (("x",), ("x", "sales"), {}),
     ],
 )
 def test_change_names_the_users_whose_connections_end(
-    before: tuple[str, ...], after: tuple[str, ...] | None, ended: dict[str, Ended]
+    before: tuple[str, ...], after: tuple[str, ...] | None, ended: dict[str, EndedLogins]
 ) -> None:
     write(ann=before, bob=("y",))
     directory = UserDirectory(settings())
@@ -155,7 +155,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.directory = UserDirectory(settings())
-        self.seen: list[Mapping[str, Ended]] = []
+        self.seen: list[Mapping[str, EndedLogins]] = []
         self.watch = UsersWatch(self.directory, Path("users"), self.seen.append)
 
     async def sees(self, count: int) -> None:
@@ -244,7 +244,9 @@ async def test_change_ends_connections_of_its_users_also_those_that_are_about_to
         connection.sasl._chosen = type("Chosen", (), {"user": user})()
 
     def end(*, all_logins: bool) -> None:
-        served.client_turns.in_slices(end_connections(served.connections, {"ann": Ended("ann was removed", all_logins)}), served.dispatch)
+        served.client_turns.in_slices(
+            end_connections(served.connections, {"ann": EndedLogins("ann was removed", all_logins)}), served.dispatch
+        )
         for client in (by_password, other, by_certificate):
             client.run()
 
