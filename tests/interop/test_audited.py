@@ -80,7 +80,7 @@ def test_logins_creations_and_refusals_of_jms_clients_are_audited(audited: Syste
     with pytest.raises(JmsError, match="JMSSecurity"):
         bob.consumer("queue:audited.orders")
     assert has(file, action="login", who="ann", allowed=False)
-    assert has(file, action="login", who="ann", on="desk", allowed=True, mechanism="SCRAM-SHA-256")
+    assert has(file, action="login", who="ann", on="desk", allowed=True, mechanism="SCRAM-SHA-512")
     assert has(file, action="create queue", who="ann", on="audited.orders")
     assert has(file, action="consume", who="bob", on="audited.orders", allowed=False)
     assert "secret" not in file.read_text()

@@ -54,7 +54,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "broker/duplicates.py RememberedIds._packed", "broker/duplicates.py RememberedIds.without",
         "broker/rounds.py Rounds._in_store", "broker/snapshot.py EncodedSnapshot.joined", "broker/snapshot.py Snapshot.oldest",
         "broker/snapshot.py encode", "server/housekeeping.py StoredMessages.mids_now",
-        "server/user_directory.py _ended", "server/user_directory.py roles_of",
+        "server/user_directory.py _ended", "server/user_directory.py _roles_in",
     ),
     "loads the state, when no client is served": (
         "broker/destinations.py Destinations.create_configured", "broker/loading.py Loader._end_deliveries",
@@ -106,8 +106,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "the queues of a range: DELIVERIES_PER_PIECE for each piece of it": ("broker/returns.py RangeReturn.end",),
     "ROUND_MESSAGES_MAX": ("broker/rounds.py Rounds._all_stored",),
     "pipelines, partitions, topics and limits of the owner's configuration": (
-        "server/policies.py user_limits_of", "server/user_directory.py _roles_in",
-        "server/user_directory.py roles_of",
+        "server/policies.py user_limits_of",
         "broker/housekeeping.py HousekeepingProtocol.retention_holds", "server/ingress.py _Effects.first_seen",
         "server/topics.py TopicWatch._run",
     ),
