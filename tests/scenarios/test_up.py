@@ -183,11 +183,12 @@ def test_invalid_selector_of_a_consumer_is_refused_with_its_column(bascule: Runn
 
 def test_status_is_shown_as_a_table_and_as_json(bascule: Running) -> None:
     bascule.run("send", "shown", "--text", "a", *AS_ANN)
-    url = f"http://127.0.0.1:{bascule.ports['admin']}"
-    done = subprocess.run([*COMMAND, "status", "--admin", url, "--format", "json"], capture_output=True, text=True, timeout=60, check=True)
+    command = [*COMMAND, "status", "--admin", f"http://127.0.0.1:{bascule.ports['admin']}"]
+    environment = {**os.environ, "BASCULE_EMBEDDED__DATA_DIR": str(bascule.directory)}  # the broker's token is there
+    done = subprocess.run([*command, "--format", "json"], env=environment, capture_output=True, text=True, timeout=60, check=True)
     queue = next(queue for queue in json.loads(done.stdout)["queues"] if queue["name"] == "shown")
     assert (queue["messages"], queue["routing"]) == (1, "anycast")
-    done = subprocess.run([*COMMAND, "status", "--admin", url], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert "shown" in done.stdout
 
 
