@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check format bench bench-bridge bench-latency bench-recovery soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled fuzz-compiled
+.PHONY: help setup up demo test test-fast check format bench bench-bridge bench-latency soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled fuzz-compiled
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -127,9 +127,6 @@ bench-bridge: setup ## compare Bascule's bridge with Apache Camel and Spark's ow
 
 bench-latency: setup ## measure latency across the bridge at fixed rates
 	$(BIN)/python -m bench.latency $(ARGS)
-
-bench-recovery: setup ## kill driver, Spark and workers 20 times each, and measure how long the pipelines are away (an hour)
-	$(BIN)/python -m bench.recovery $(ARGS)
 
 soak: setup ## kill and suspend all processes at random under load for SECONDS=1800, and write artifacts/soak/report.html
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)

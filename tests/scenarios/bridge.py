@@ -83,7 +83,7 @@ class Bridge:
 
     def workers(self) -> list[int]:
         """Process ids of the Python workers that Spark has forked."""
-        return self._below("worker_daemon")
+        return self._below("pyspark.daemon")
 
     def jvm(self) -> int:
         """Process id of Spark itself."""

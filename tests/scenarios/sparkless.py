@@ -86,9 +86,6 @@ class Job:
 class Session:
     """The part of Spark that the driver needs."""
 
-    def __init__(self) -> None:
-        self.sparkContext = SimpleNamespace(_gateway=None)
-
     def stop(self) -> None:
         """Do nothing: there is no Spark to stop."""
 

@@ -45,7 +45,7 @@ class Worker:
 
     def tasks(self, group: str) -> list[int]:
         """Return the Python workers of a group. The process that forks them is not one of them: it stays when they have ended."""
-        daemons = [pid for pid, command in self._below().items() if "worker_daemon" in command and f"group:{group}" in _pool(pid)]
+        daemons = [pid for pid, command in self._below().items() if "pyspark.daemon" in command and f"group:{group}" in _pool(pid)]
         return sorted(daemons)[1:]
 
     def kill_executor(self) -> None:

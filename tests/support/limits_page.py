@@ -189,7 +189,6 @@ LIMITS: Final = {
     ),
     "Parts of `broker.memory_bytes`": (
         Limit("broker.memory", "BODIES_SHARE", "message bodies", "moves bodies to the spill files", "%"),
-        Limit("broker.memory", "LOADED_BODIES_SHARE", "message bodies at a broker's start", "moves bodies to the spill files", "%"),
         Limit("broker.memory", "TRANSACTIONS_SHARE", "open transactions", f"refuses messages in transactions with {RESOURCE}", "%"),
         Limit("broker.memory", "BRANCHES_SHARE", "prepared branches", "rolls the transaction back, xaCode 100", "%"),
         Limit("broker.memory", "SELECTORS_SHARE", "selectors", f"{REFUSES_LINK}{RESOURCE}", "%"),

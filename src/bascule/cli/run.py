@@ -234,7 +234,6 @@ def _environment(configuration: Configuration, ports: dict[str, int], bootstrap:
         "BASCULE_ADMIN__PORT": str(ports["admin"]),
         "BASCULE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
         "BASCULE_EMBEDDED__DATA_DIR": str(settings.embedded.data_dir),
-        "BASCULE_PIPELINES__INSTANCE": settings.pipelines.instance or settings.instance,
         "BASCULE_BROKER__USERS": json.dumps(settings.broker.passwords),
         "BASCULE_LOG__FORMAT": settings.log.format,
         "BASCULE_LOG__LEVEL": settings.log.level,

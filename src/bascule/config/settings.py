@@ -366,12 +366,6 @@ class Pipelines(Section):
         le=20,
         description="Commit a Kafka transaction after N seconds, at most 20. Kafka aborts it at 30 s",
     )
-    instance: Name | None = Field(
-        default=None,
-        description="Name of this driver in the election among the drivers of a bridge. A driver that was killed and restarted under its"
-        " name continues at once, without a wait for `broker.session_timeout_s`; no two drivers may have the same name. Unset = a new"
-        " name at each start; `bascule up` uses the name of its broker",
-    )
     target_partitions: int = Field(
         default=TARGET_PARTITIONS, ge=0, description="Number of partitions of a target topic that a divert creates; 0 = never create topics"
     )

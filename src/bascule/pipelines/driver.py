@@ -7,8 +7,9 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,6 @@ from bascule.pipelines.jobs import Resident, ResidentJob, ResidentTasks, Running
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
 from bascule.pipelines.registry import joined
-from bascule.pipelines.session import StartingSpark
 from bascule.pipelines.slots import SlotWatch, waiting_stages
 from bascule.pipelines.spark import cores, journal_rows, kafka_range, kafka_stream, spark_session
 from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition, from_settings
@@ -68,7 +68,7 @@ class Driver:
         self.queries: dict[str, Query] = {}
         self._positions = Positions(pipelines, self.owner)
         self._scratch = Path(tempfile.mkdtemp(prefix="bascule-", dir=_scratch_base(pipelines)))
-        self._starting = StartingSpark(lambda: spark_session(pipelines))
+        self._session: SparkSession | None = None
         self._separate: set[str] = set()
         self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
@@ -88,15 +88,14 @@ class Driver:
 
         Returns False if the driver was told to stop before its turn.
         """
-        if self._ingresses or any(divert.enabled for divert in self._diverts.values()):
-            self._starting.start()  # takes seconds, and needs no turn: a standby driver keeps its session ready
-        self._positions.prepare_topics()
-        if not turn():
-            return False
-        self._positions.end_transactions()
-        crash.point("driver.topics.after")
-        # Even without diverts, messages that earlier exclusive diverts took may be left.
-        journal_id = self._journal_id() if self._diverts or self._positions.know_diverts() else ""
+        with self._spark_starting():
+            self._positions.prepare_topics()
+            if not turn():
+                return False
+            self._positions.end_transactions()
+            crash.point("driver.topics.after")
+            # Even without diverts, messages that earlier exclusive diverts took may be left.
+            journal_id = self._journal_id() if self._diverts or self._positions.know_diverts() else ""
         for divert in self._diverts.values():
             if divert.transformed and divert.enabled:
                 check(divert, self._spark)
@@ -106,22 +105,14 @@ class Driver:
             self._positions.take_sources(pipeline, {}, StartPosition(EARLIEST), lambda _: False)
         for name, ingress in self._ingresses.items():
             self._add(f"{INGRESS}{name}", lambda ingress=ingress: self._ingress_query(ingress))  # type: ignore[misc]
-        self._positions.look_at_transactions()
-        if self._starting.started:
-            self._starting.session()
-        for query in self.queries.values():
-            query.check()
-        if not self._starting.started:
+        if self._session is None:
             log.info("no divert or ingress is enabled, Spark is not started", bridge=self.pipelines.bridge_id)
+        self._positions.look_at_transactions()
         self._refresh_due_s = time.monotonic() + REFRESH_S
         return True
 
     def poll(self) -> None:
-        """Check Spark and the queries, join diverts that have caught up, look for new topics and tasks without a slot, publish the lag.
-
-        Raises SparkEnded.
-        """
-        self._starting.check()
+        """Check the queries, join diverts that have caught up, look for new topics and tasks without a slot, and publish the lag."""
         for query in list(self.queries.values()):
             query.check()
         self._join_those_near()
@@ -142,11 +133,8 @@ class Driver:
             self._tell({name: why for name, why in stopped.items() if name not in self._told})
 
     def stop(self) -> None:
-        """Stop everything in order. No transaction stays open, unless Spark has ended: then the next driver ends them, as after a kill."""
+        """Stop everything in order. No transaction stays open."""
         crash.point("driver.stop.before")
-        if self._starting.has_ended:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            return
         self._mirror()
         for query in self.queries.values():
             query.stop()
@@ -156,7 +144,8 @@ class Driver:
         for mirror in self._mirrors.values():
             mirror.close()
         self._positions.close()
-        self._starting.stop()
+        if self._session is not None:
+            self._session.stop()
         # The workers end with the session, some of them in the middle of a transaction.
         end_open_transactions(self.pipelines.kafka, map(self.pipelines.transactional_id, self._held_keys()))
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -219,7 +208,7 @@ class Driver:
 
     def _resident(self, pool: str, tasks: Sequence[Resident], *, committed: bool) -> Startable:
         def start(name: str, _checkpoint: str) -> Running:
-            self._starting.start()  # no pipeline may be enabled, although removed diverts have left messages
+            self._need_spark()
             self._set_pool(pool)
             return ResidentJob(self._spark, name, ResidentTasks(tasks, self.pipelines.kafka, committed))
 
@@ -324,7 +313,7 @@ class Driver:
         if not sources:
             log.warning("ingress has no topic yet", ingress=ingress.name, topics=ingress.topics or ingress.pattern)
             return None
-        count = min(len(claims), ingress.tasks or cores(self._starting.session, self.pipelines))
+        count = min(len(claims), ingress.tasks or cores(self._spark, self.pipelines))
         tasks = [IngressTask(self.pipelines, claims[number::count], ingress) for number in range(count)]
         return self._resident(pipeline, tasks, committed=True)
 
@@ -356,12 +345,31 @@ class Driver:
 
     @property
     def _spark(self) -> SparkSession:
-        return self._starting.session()
+        if self._session is None:
+            raise Unavailable("the driver has no Spark session: the driver is not started, or has ended")
+        return self._session
+
+    @contextmanager
+    def _spark_starting(self) -> Iterator[None]:
+        """Start Spark beside the block, which takes seconds. A standby driver keeps its session ready. Without pipelines, do nothing."""
+        if not self._ingresses and not any(divert.enabled for divert in self._diverts.values()):
+            yield
+            return
+        with ThreadPoolExecutor(1) as background:
+            session = background.submit(spark_session, self.pipelines)
+            yield
+            self._session = session.result()
+
+    def _need_spark(self) -> None:
+        """Start Spark unless it runs: no pipeline is enabled, but removed diverts have left messages."""
+        if self._session is None:
+            with ThreadPoolExecutor(1) as background:  # in the main thread, Spark would replace the handler of SIGINT
+                self._session = background.submit(spark_session, self.pipelines).result()
 
     def _add(self, name: str, build: Callable[[], Startable | None]) -> None:
         query = Query(name, build, self._scratch)
         self.queries[name] = query
-        query.prepare()
+        query.start()
 
     def _set_pool(self, pool: str) -> None:
         # A worker process belongs to one environment: a variable for each query lets it keep its own workers, with their prepared

@@ -22,6 +22,8 @@ from bascule.threads.background import in_background
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pyarrow as pa
+
     from bascule.pipelines.tasks import OpenSource
 
 #: How long a cancelled job may take to end, in seconds. After it, its tasks are left to Spark: they can write nothing more, because the
@@ -31,6 +33,8 @@ STOP_TIMEOUT_S: Final = 10.0
 CANCEL_S: Final = 0.2
 #: The local property under which Spark's status tracker finds a job.
 _JOB_GROUP: Final = "spark.jobGroup.id"
+#: A resident task returns no rows; Spark requires a schema.
+_NOTHING: Final = "nothing long"
 
 
 class Resident(Protocol):
@@ -49,7 +53,7 @@ class ResidentTasks:
     kafka: Mapping[str, object]
     committed: bool
 
-    def __call__(self, _partition: Iterator[int]) -> Iterator[int]:
+    def __call__(self, _batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task of this partition of the job."""
         context = TaskContext.get()
         self.tasks[context.partitionId() if context else 0].run(self.opened)
@@ -79,19 +83,16 @@ class ResidentJob:
     """A job of resident tasks that was started. It ends with an error, or when it is stopped."""
 
     def __init__(self, session: SparkSession, name: str, tasks: ResidentTasks) -> None:
-        """Start the job under a tag of its own, so that ``stop`` cancels this job only.
-
-        It is a job on an RDD: Spark SQL would load its planner and compile code before the first task, which takes seconds.
-        """
-        self._context = context = session.sparkContext
+        """Start the job under a tag of its own, so that ``stop`` cancels this job only."""
+        self._session = session
         self._tag = tag = f"bascule-{uuid.uuid4().hex}"  # a name of a pipeline may contain characters that a tag may not contain
         count = len(tasks.tasks)
-        rdd = context.parallelize(range(count), count).mapPartitions(crossing(tasks))
+        frame = session.range(0, count, 1, count).mapInArrow(crossing(tasks), _NOTHING)
 
         def run() -> None:
-            context.addJobTag(tag)
-            context.setLocalProperty(_JOB_GROUP, tag)
-            rdd.collect()
+            session.addTag(tag)
+            session.sparkContext.setLocalProperty(_JOB_GROUP, tag)
+            frame.collect()
 
         self._ended = in_background(run, name)
 
@@ -113,7 +114,7 @@ class ResidentJob:
         """Cancel the job, and wait until Spark has ended it. Spark does not know a job yet whose thread has just started."""
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
         while self.active and time.monotonic() < deadline_s:
-            self._context.cancelJobsWithTag(self._tag)
+            self._session.interruptTag(self._tag)
             with suppress(TimeoutError):
                 self._ended.exception(CANCEL_S)
 

@@ -7,11 +7,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
@@ -39,7 +37,6 @@ _SETTINGS = {
     "spark.sql.streaming.minBatchesToRetain": "2",
     # The driver repeats a failed batch from the position. A repeat by Spark could only fail again.
     "spark.task.maxFailures": "1",
-    "spark.python.daemon.module": "bascule.pipelines.worker_daemon",
     # A worker whose task was cancelled is ended after this time. Its positions protect it, so it needs no time to end by itself.
     "spark.python.task.killTimeout": "50ms",
 }
@@ -47,10 +44,6 @@ _SETTINGS = {
 LOCAL_SLOTS = 256
 _LOCAL_CORES = re.compile(r"local(?:\[(\*|\d+)\])?")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-#: Without micro-batches the JVM does little work, and its second compiler costs half of the processor time of a start.
-_QUICK_START = "-XX:TieredStopAtLevel=1"
-#: For the JVM that assembles the command line of Spark's JVM, and ends.
-_LAUNCHER_OPTIONS = f"{_QUICK_START} -XX:+UseSerialGC"
 _LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 #: A new batch waits for an idle fetch that is in progress. With Kafka's default of 500 ms, each batch would take that long.
 _FETCH_WAIT_MS = "20"
@@ -73,8 +66,6 @@ def spark_session(pipelines: PipelinesSpec) -> SparkSession:
     """Return the session of one driver. Raises NoJdk."""
     os.environ["JAVA_HOME"] = str(find_jdk().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))  # otherwise Spark's script starts a Python to find it
-    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _LAUNCHER_OPTIONS)
     if _local(pipelines):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(f"bascule-{pipelines.bridge_id}").master(master_url(pipelines))
@@ -100,15 +91,14 @@ def session_settings(pipelines: PipelinesSpec, jars: Sequence[str], java: str) -
         # Without it, Spark would split a small static table of a transformation into as many parts as there are slots.
         where["spark.default.parallelism"] = str(local)
     settings = {**_SETTINGS, **where, **pipelines.spark}
-    quick = "" if any(divert.enabled and divert.transformed for divert in pipelines.diverts) else _QUICK_START
-    settings[_JAVA_OPTIONS] = " ".join(filter(None, (java, quick, settings.get(_JAVA_OPTIONS))))
+    settings[_JAVA_OPTIONS] = f"{java} {settings.get(_JAVA_OPTIONS, '')}".strip()
     return settings
 
 
-def cores(session: Callable[[], SparkSession], pipelines: PipelinesSpec) -> int:
-    """Return the number of tasks that Spark's cores can run side by side. A local Spark need not be ready."""
+def cores(session: SparkSession, pipelines: PipelinesSpec) -> int:
+    """Return the number of tasks that Spark's cores can run side by side."""
     local = _local_cores(pipelines)
-    return session().sparkContext.defaultParallelism if local is None else local
+    return session.sparkContext.defaultParallelism if local is None else local
 
 
 def _local_cores(pipelines: PipelinesSpec) -> int | None:

@@ -120,7 +120,6 @@ class PipelinesSpec:
     max_offsets_per_trigger: int = MAX_OFFSETS_PER_TRIGGER
     checkpoint_dir: str | None = None
     session_timeout_s: float = SESSION_TIMEOUT_S
-    instance: str | None = None
 
     def transactional_id(self, position_key: str) -> str:
         """Return the one transactional id that may move a position."""
@@ -162,7 +161,6 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
         max_offsets_per_trigger=run.max_offsets_per_trigger,
         checkpoint_dir=str(run.checkpoint_dir) if run.checkpoint_dir else None,
         session_timeout_s=settings.broker.session_timeout_s,
-        instance=run.instance,
     )  # fmt: skip
 
 

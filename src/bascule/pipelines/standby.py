@@ -76,9 +76,8 @@ class DriverTurn:
 
     def _stand(self) -> Election:
         pipelines = self._pipelines
-        # Without a name of its own, a restarted driver is another member: Kafka elects it, or a standby, when the session of the killed
-        # driver ends.
-        instance = pipelines.instance or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        # When the session of a killed driver ends, Kafka elects its restarted successor or a standby, whichever comes first.
+        instance = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         topics = pipelines.topics
         return Election(
             pipelines.kafka, topics.drivers(pipelines.bridge_id), topics.ingress, instance, pipelines.session_timeout_s,

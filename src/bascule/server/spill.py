@@ -95,38 +95,23 @@ class SpillFiles:
 
     def put(self, body: bytes, owner: BodyOwner) -> int:
         """Store ``body`` and return its handle. Raises OSError, and stores nothing, if there is no room."""
-        size_bytes = len(body)
-        segment = self._last
-        # The usual case, without further calls: a starting broker may store a million bodies.
-        if (
-            segment is None
-            or len(self._unwritten) >= WRITE_BYTES
-            or self.used_bytes + size_bytes > self.limit_bytes
-            or segment.end + ENTRY_BYTES * len(segment.owners) >= self._segment_bytes
-        ):
-            segment = self._room_or_report(size_bytes)
-        owners = segment.owners
-        handle = self._last_number << _NUMBER_BITS | len(owners)
-        segment.starts.append(segment.end)
-        owners.append(owner)
-        self._unwritten += body
-        segment.end += size_bytes
-        segment.live += 1
-        segment.live_bytes += size_bytes
-        self.used_bytes += size_bytes
-        return handle
-
-    def _room_or_report(self, size_bytes: int) -> SpillSegment:
-        """Return the segment for ``size_bytes`` more. Log the first error of several in a row. Raises OSError."""
         try:
-            segment = self._room_for(size_bytes)
+            segment = self._room_for(len(body))
         except OSError as error:
             if not self._full:
                 log.error("message bodies not spilled, they stay in memory", directory=self._directory, error=error)
             self._full = True
             raise
         self._full = False
-        return segment
+        handle = self._last_number << _NUMBER_BITS | len(segment.owners)
+        segment.starts.append(segment.end)
+        segment.owners.append(owner)
+        self._unwritten += body
+        segment.end += len(body)
+        segment.live += 1
+        segment.live_bytes += len(body)
+        self.used_bytes += len(body)
+        return handle
 
     def _room_for(self, size_bytes: int) -> SpillSegment:
         """Return the segment for ``size_bytes`` more. Raises OSError."""

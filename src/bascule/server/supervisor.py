@@ -20,8 +20,8 @@ from bascule.embedded.process import Child, PortInUse, check_port, free_port
 #: A part that ends is restarted at once, then after 0.5 s, 1 s, 2 s, ... up to this time.
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
-#: After this time without an end, the next one counts as the first again. A start of the pipelines costs ten seconds of a core at most.
-STEADY_S = 20.0
+#: After this time without an end, the next one counts as the first again.
+STEADY_S = 60.0
 #: Interval of the checks of parts. A restart waits at most this time; the checks take 0.1 % of a core.
 LOOK_S = 0.05
 #: Spark on a loaded machine takes the longest.

@@ -39,14 +39,15 @@ class Session:
         self.cancelled = threading.Event()
         self.tags: list[str] = []
         self.names: dict[str, str] = {}
-        self.asked: list[tuple[range, int]] = []
+        self.asked: list[tuple[int, ...]] = []
         self.deaf = 0  # cancellations that it does not hear
 
-    def parallelize(self, numbers: range, partitions: int) -> Session:
-        self.asked.append((numbers, partitions))
+    def range(self, *bounds: int) -> Session:
+        self.asked.append(bounds)
         return self
 
-    def mapPartitions(self, run: Callable[[Any], Iterator[Any]]) -> Session:
+    def mapInArrow(self, run: Callable[[Any], Iterator[Any]], schema: str) -> Session:
+        assert schema
         self._run = run
         return self
 
@@ -60,10 +61,10 @@ class Session:
     def setLocalProperty(self, name: str, value: str) -> None:
         self.names[name] = value
 
-    def addJobTag(self, tag: str) -> None:
+    def addTag(self, tag: str) -> None:
         self.tags.append(tag)
 
-    def cancelJobsWithTag(self, tag: str) -> None:
+    def interruptTag(self, tag: str) -> None:
         if self.deaf:
             self.deaf -= 1
         elif tag in self.tags:
@@ -82,7 +83,7 @@ def test_job_has_a_partition_for_each_task_and_runs_until_it_is_cancelled() -> N
     running.stop()
     assert not running.active
     assert running.failure() is None
-    assert session.asked == [(range(2), 2)]
+    assert session.asked == [(0, 2, 1, 2)]
     assert session.names == {"spark.jobGroup.id": running.job_group}
     assert [task.ran for task in tasks] == [1, 0]
 
@@ -135,4 +136,4 @@ def test_local_spark_has_a_slot_for_each_resident_task(master: str, url: str, co
     pipelines = PipelinesSpec("b", {}, master=master)
     session: Any = type("Session", (), {"sparkContext": type("Context", (), {"defaultParallelism": 12})})
     assert master_url(pipelines) == url
-    assert cores(lambda: session, pipelines) == count
+    assert cores(session, pipelines) == count
