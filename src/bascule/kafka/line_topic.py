@@ -9,6 +9,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaException
 
 from bascule.kafka import clients
+from bascule.kafka.errors import words
 
 #: A record that Kafka has not stored after this time is a failure.
 DELIVERY_TIMEOUT_MS: Final = 10_000
@@ -34,10 +35,10 @@ class LineTopic:
         try:
             self._producer.produce(self.name, line.encode(), on_delivery=partial(self._delivered, line))
         except KafkaException as error:
-            raise OSError(str(error)) from error
+            raise OSError(words(error)) from error
 
     def _delivered(self, line: str, error: Any, _message: Any) -> None:
-        self._done(line, None if error is None else str(error))
+        self._done(line, None if error is None else words(error))
 
     def poll(self) -> None:
         """Handle the reports of Kafka."""

@@ -139,7 +139,7 @@ def test_password_of_the_repository_is_not_shown_in_an_error(
 
 
 def test_unknown_jar_set_is_refused_with_the_known_sets(store: JarStore) -> None:
-    with pytest.raises(InvalidInput, match="'spark'; known are artemis, artemis-client, atomikos, kafka"):
+    with pytest.raises(InvalidInput, match="'spark'; known are artemis, artemis-client, atomikos, camel, kafka"):
         store.classpath("spark")
 
 
