@@ -16,7 +16,7 @@ def test_configuration_of_the_benchmark_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "bascule.toml"
     file.write_text(CONFIG)
     settings = load(file).settings
-    assert [each.name for each in settings.divert] == ["plain", "selected", "keyed", "requests"]
+    assert [each.name for each in settings.divert] == ["plain", "selected", "keyed", "transformed", "requests"]
     assert next(each for each in settings.divert if each.name == KEYED).key == "property:number"
     assert [each.name for each in settings.ingress] == ["in", "replies"]
 
