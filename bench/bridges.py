@@ -276,7 +276,7 @@ class ChildBridge(Bridge):
 
 
 class Camel(ChildBridge):
-    """Artemis as ``artemis create`` makes it, and java/CamelBridge.java."""
+    """Artemis as ``artemis create`` makes it, and java/camelbridge/CamelBridge.java."""
 
     name = "camel"
     title = "Apache Camel with Artemis, transacted: at least once"
