@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -12,6 +11,7 @@ from typing import Final
 
 from bascule.config import Settings
 from bascule.config.admin import Admin
+from bascule.config.private_file import replace_private
 from bascule.core.access import ANY_ROLE
 from bascule.core.defaults import OWNER_TOKEN_FILE
 from bascule.core.roles import UserRoles
@@ -63,10 +63,8 @@ def _password_check(users: UserDirectory, logins: LoginChecks) -> Callable[[str,
 
 def _write_owner_token(path: Path) -> str:
     """Write a new token, so that a reader finds the whole token or none."""
-    token, unfinished = secrets.token_urlsafe(OWNER_TOKEN_BYTES), path.with_suffix(".new")
+    token = secrets.token_urlsafe(OWNER_TOKEN_BYTES)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished.unlink(missing_ok=True)
-    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(token)
-    unfinished.replace(path)
+    path.unlink(missing_ok=True)  # a link is not followed
+    replace_private(path, token.encode())
     return token
