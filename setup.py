@@ -27,8 +27,8 @@ INTERPRETED = {
     "broker/branch_requests", "broker/epoch", "broker/epoch_effects", "broker/following", "broker/housekeeping", "broker/ingress_tail",
     "broker/node", "broker/rounds", "core/effects",
     # tables, enumerations, limits and logins
-    "amqp/limits", "amqp/sasl", "amqp/scram", "amqp/states", "broker/ports", "broker/states", "core/defaults", "core/signals",
-    "core/states", "core/xa_codes",
+    "amqp/bearer", "amqp/limits", "amqp/sasl", "amqp/scram", "amqp/states", "broker/ports", "broker/states", "core/defaults",
+    "core/signals", "core/states", "core/xa_codes",
 }  # fmt: skip
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -67,7 +70,16 @@ WORKERS = 3
 #: For every JVM of a run. They live for seconds, so the second compiler would cost half of the processor and never pay off.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 
+# Without this, hundreds of short processes would each compile the sources again, which takes a third of their start, and each test process
+# would compile the tests again, which takes half of their collection.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 _numbers = itertools.count(1)
+#: Whether objects of the collected tests are not frozen.
+_THAWED = threading.Event()
+_THAWED.set()
+_unfreeze = gc.unfreeze
 
 # Neither the speed of the machine nor chance decides about a test. Set the variable to search with other examples.
 settings.register_profile(
@@ -78,6 +90,7 @@ settings.load_profile("bascule")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give each process of a run its own share of ports: the port of a dead broker would otherwise be free for other processes."""
+    gc.unfreeze = _thaw
     # pytest redirects descriptor 2 while it imports this file and while a test runs, but not while it calls this hook.
     config.stash[_STDERR] = os.dup(2)
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
@@ -140,8 +153,37 @@ def _directory(item: pytest.Item) -> str:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without the garbage collector, which would take half of the time and find nothing."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        _freeze_if_thawed()
+
+
+def _thaw() -> None:
+    """Thaw all objects, as ``gc.unfreeze`` does, and remember that."""
+    _unfreeze()
+    _THAWED.set()
+
+
+def _freeze_if_thawed() -> None:
+    """Freeze the objects of the collected tests, which are more than a million: a full collection would examine them for a second.
+
+    A broker in this process thaws them at its end. To ask the collector for its number of frozen objects would take 20 ms for each test,
+    because it counts them.
+    """
+    if _THAWED.is_set():
+        _THAWED.clear()
+        gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Collect the stacks of all processes of the run shortly before a test's time is over."""
+    _freeze_if_thawed()
     limit_s = pytest_timeout._get_item_settings(item).timeout
     if not limit_s:
         return (yield)
@@ -203,8 +245,7 @@ def _no_process_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterato
     os.environ[RUN_VARIABLE] = run
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, IMPORT_PATHS))
     os.environ.setdefault("JDK_JAVA_OPTIONS", JVM_OPTIONS)
-    # Without this, hundreds of short processes would each compile the sources again, which takes a third of their start.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["BASCULE_CONTEXT"] = ""  # commands of the tests do not talk to a broker of the user
     yield
     deadline = time.monotonic() + LEAVE_TIMEOUT_S
     while (left := _processes_of_run(run)) and time.monotonic() < deadline:

@@ -98,7 +98,11 @@ def stranger(evidence: Evidence) -> Evidence:
 
 
 def taken(evidence: Evidence, place: str) -> Operation:
-    return next(each for each in evidence.operations if each.source == place and each.outcome == "ok")
+    """Return a receive of messages of whose arrival a send was told: what a kill left in doubt may be missing."""
+    doubtful = {id for each in evidence.operations if each.target is not None and each.outcome != "ok" for id in each.ids}
+    return next(
+        each for each in evidence.operations if each.source == place and each.outcome == "ok" and each.ids and not doubtful & set(each.ids)
+    )
 
 
 def forgotten(place: str) -> Plant:

@@ -13,9 +13,10 @@ from typing import Any, Final, Protocol, Self
 
 import uvloop
 
+from bascule.amqp.bearer import TokenCheck
 from bascule.amqp.connection import Connection
 from bascule.amqp.performatives import Role
-from bascule.amqp.sasl import AnonymousServer, SaslServer
+from bascule.amqp.sasl import AnonymousServer, AuthenticationFailed, SaslServer
 from bascule.broker import administration
 from bascule.broker.matching import wants
 from bascule.core.address_index import AddressIndex
@@ -25,13 +26,17 @@ from bascule.jms.message import JmsMessage, encode_message
 from bascule.jms.selector import compile_selector
 from bascule.server.admin import AdminServer
 from bascule.testing.broker import MemoryLog
+from tests.property.guarded import NOBODY, Guarded
+from tests.property.test_hostile_guarded import LoginPeer
 from tests.property.test_hostile_http import STATUSES, ask, node
 from tests.property.test_hostile_management import Conversation
 from tests.property.test_hostile_peers import Peer, complaints
 from tests.support.costs import COST_S_MAX, spent_s
-from tests.support.hostile import Hostile, frame
+from tests.support.hostile import SASL_HEADER, Hostile, frame
 from tests.support.hostile_http import HostileHttp
+from tests.support.hostile_login import HostileLogins, HostileTokens
 from tests.support.hostile_management import HostileManagement
+from tests.support.provider import Provider
 from tests.unit.server.served import Served
 from tests.unit.server.test_administrator import administrator
 
@@ -123,6 +128,83 @@ def frames(data: bytes) -> Iterator[bytes]:
         position += 2 + size
 
 
+class Login:
+    """A connection to a broker with users and tokens, from the first byte behind the SASL header. No input has valid credentials."""
+
+    def __enter__(self) -> Self:
+        self._provider = Provider().__enter__()
+        self._served = Guarded(self._provider)
+        self.journal = self._served.broker.log
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._served.__exit__(None, None, None)
+        self._provider.__exit__(None, None, None)
+
+    def feed(self, data: bytes) -> None:
+        """Send the bytes, and check that they have changed nothing."""
+        asyncio.run(self._talk(data))
+
+    async def _talk(self, data: bytes) -> None:
+        served = self._served
+        served.forget_failures()
+        before = served.state()
+        with complaints() as found:
+            peer = LoginPeer(served, seed=0, cost_s_max=float("inf"))
+            await peer.tell(SASL_HEADER + data)
+            assert peer.connection.client.user == ""
+            peer.connection.connection_lost(None)
+            served.broker.settle()
+        assert found == []
+        assert served.contained == []
+        assert served.state() == before
+
+
+class Powerless(Login):
+    """The frames of a session of a user who may do nothing."""
+
+    async def _talk(self, data: bytes) -> None:
+        served, before = self._served, self._served.state()
+        served.certified = NOBODY
+        with complaints() as found:
+            peer = Peer(served, seed=0, cost_s_max=float("inf"), mechanism=b"EXTERNAL")
+            for piece in (Hostile(0, b"EXTERNAL").opening(), *Hostile(0).session(), *frames(data)):
+                peer.say(piece)
+            peer.connection.connection_lost(None)
+            served.broker.settle()
+        assert found == []
+        assert served.contained == []
+        assert served.state() == before
+        assert served.usage.users == {}
+
+
+class Token:
+    """Tokens: the input as a token, and the input as the claims of a token that the provider has signed."""
+
+    journal = MemoryLog()
+
+    def __enter__(self) -> Self:
+        self._provider = Provider().__enter__()
+        self._served = Guarded(self._provider)
+        self._hostile = HostileTokens(0, self._provider)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._served.__exit__(None, None, None)
+        self._provider.__exit__(None, None, None)
+
+    def feed(self, data: bytes) -> None:
+        """Check both tokens. Only the second one may be valid."""
+        assert not self._valid(data.decode("latin-1"))
+        self._valid(self._hostile.sign(data))
+
+    def _valid(self, token: str) -> bool:
+        with suppress(AuthenticationFailed):
+            check = TokenCheck(self._served.tokens.verifier, "", token)
+            return check()
+        return False
+
+
 class Matching:
     """Selectors and address patterns: a selector, patterns and addresses, separated by zeros."""
 
@@ -208,7 +290,8 @@ class Http:
 
 
 HARNESSES: Final[Mapping[str, type[Any]]] = {
-    "engine": Engine, "server": Server, "matching": Matching, "management": Management, "http": Http,
+    "engine": Engine, "server": Server, "matching": Matching, "management": Management, "http": Http, "login": Login,
+    "powerless": Powerless, "token": Token,
 }  # fmt: skip
 
 _SELECTORS = (
@@ -220,15 +303,20 @@ _PATTERNS = ("#", "*", "#.#", "a.*.b", "a.#.b.#", "", ".", "a..b", "#.a", "*.#",
 
 def seeds(name: str) -> list[bytes]:
     """Return the inputs with which the fuzzer of a harness starts."""
-    found = [_seed(name, number) for number in range(SEEDS)]
+    with Provider() as provider:
+        found = [_seed(name, number, provider) for number in range(SEEDS)]
     return [data for data in found if len(data) <= INPUT_BYTES_MAX]
 
 
-def _seed(name: str, number: int) -> bytes:
+def _seed(name: str, number: int, provider: Provider) -> bytes:
     if name == "engine":
         hostile = Hostile(number)
         return hostile.opening() + b"".join(hostile.session()) + b"".join(hostile.frame() for _ in range(6))
-    if name == "server":
+    if name == "login":
+        return b"".join(HostileLogins(number, provider).pieces())[len(SASL_HEADER) :]
+    if name == "token":
+        return HostileTokens(number, provider).token().encode("latin-1", "replace")
+    if name in ("server", "powerless"):
         hostile = Hostile(number)
         bodies = [hostile.frame()[8:] for _ in range(6)]
         return b"".join(len(body).to_bytes(2, "big") + body for body in bodies if len(body) < 1 << 16)

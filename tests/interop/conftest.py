@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.process import free_port
 from tests.support.qpid import Connection
 from tests.support.system import System
 
@@ -29,8 +30,15 @@ when_full = "reject"
 
 
 @pytest.fixture(scope="session")
-def system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with System(kafka.bootstrap, tmp_path_factory.mktemp("interop"), prefix="interop", config=CONFIG) as running:
+def websocket_port() -> int:
+    """Return the port on which the broker accepts AMQP over WebSocket."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def system(kafka: EmbeddedKafka, websocket_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    env = {"BASCULE_BROKER__WEBSOCKET__PORT": str(websocket_port)}
+    with System(kafka.bootstrap, tmp_path_factory.mktemp("interop"), prefix="interop", config=CONFIG, env=env) as running:
         yield running
 
 

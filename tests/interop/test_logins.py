@@ -91,8 +91,8 @@ def test_client_certificate_replaces_the_password_and_names_the_user(
     wait_for(lambda: logins(secure) == [("ann", "EXTERNAL")], "ann alone")
 
 
-@pytest.mark.parametrize(("password", "user", "mechanism"), [("hush", "bob", "SCRAM-SHA-256"), (None, "ann", "EXTERNAL")])
-def test_the_python_client_logs_in_by_scram_and_by_certificate(
+@pytest.mark.parametrize(("password", "user", "mechanism"), [("hush", "bob", "SCRAM-SHA-256-PLUS"), (None, "ann", "EXTERNAL")])
+def test_the_python_client_logs_in_by_scram_with_channel_binding_and_by_certificate(
     secure: System, authority: Authority, ann: Certificate, password: str | None, user: str, mechanism: str
 ) -> None:
     tls = ssl.create_default_context(cafile=authority.certificate)
@@ -106,7 +106,7 @@ def test_the_python_client_logs_in_by_scram_and_by_certificate(
 
 def test_python_client_raises_an_error_for_a_wrong_password(secure: System, authority: Authority) -> None:
     tls = ssl.create_default_context(cafile=authority.certificate)
-    with pytest.raises(BasculeError, match="SCRAM-SHA-256"):
+    with pytest.raises(BasculeError, match="SCRAM-SHA-256-PLUS"):
         connect(f"amqps://127.0.0.1:{secure.port}", tls=tls, user="bob", password="guess")
 
 

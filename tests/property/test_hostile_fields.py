@@ -258,11 +258,17 @@ def opening(init: Fields = INIT, fields: Fields = OPEN) -> bytes:
     return hostile.SASL_HEADER + sasl + hostile.AMQP_HEADER + performative(hostile.OPEN, *fields)
 
 
-OPENINGS: Final[Mapping[str, Place]] = {
-    "open": (OPEN, lambda fields: opening(fields=fields)),
-    "properties of open": ((symbol(b"product"), string(b"x")), lambda fields: opening(fields=(*OPEN[:9], mapped(*fields)))),
-    "SASL init": (INIT, lambda fields: opening(init=fields)),
-}
+def openings(mechanism: bytes) -> Mapping[str, Place]:
+    """Return what is sent before a session, with a login by this mechanism."""
+    init = (symbol(mechanism), *INIT[1:])
+    return {
+        "open": (OPEN, lambda fields: opening(init, fields)),
+        "properties of open": ((symbol(b"product"), string(b"x")), lambda fields: opening(init, (*OPEN[:9], mapped(*fields)))),
+        "SASL init": (init, lambda fields: opening(init=fields)),
+    }
+
+
+OPENINGS: Final = openings(b"ANONYMOUS")
 SESSION: Final = (
     performative(hostile.BEGIN, NULL, ZERO, HUNDRED, HUNDRED),
     performative(hostile.ATTACH, string(b"p"), ZERO, *PRODUCER[2:]),
@@ -272,14 +278,18 @@ SESSION: Final = (
 )
 
 
-def pieces(place: str, step: int) -> Iterator[tuple[str, Sequence[bytes]]]:
-    """Return frames that put each value, or one value in each ``step``, into each field of a place, one at a time."""
-    fields, make = OPENINGS[place] if place in OPENINGS else PLACES[place]
+def pieces(place: str, step: int, mechanism: bytes = b"ANONYMOUS") -> Iterator[tuple[str, Sequence[bytes]]]:
+    """Return frames that put each value, or one value in each ``step``, into each field of a place, one at a time.
+
+    ``mechanism`` is that of the login.
+    """
+    fields, make = openings(mechanism)[place] if place in OPENINGS else PLACES[place]
+    opened = opening((symbol(mechanism), *INIT[1:]))
     for index in range(len(fields)):
         for value in VALUES[index % step :: step]:
             said = make((*fields[:index], value, *fields[index + 1 :]))
             name = f"field {index}: {value[:40].hex()}"
-            yield name, (said, *SESSION) if place in OPENINGS else (opening(), *SESSION, said)
+            yield name, (said, *SESSION) if place in OPENINGS else (opened, *SESSION, said)
 
 
 async def talk(place: str, step: int) -> None:

@@ -21,6 +21,7 @@ import uvloop
 
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.server.admin import AdminServer
+from bascule.server.admin_access import OPEN, AdminAccess
 from bascule.testing.broker import Sender
 from tests.property.test_hostile_peers import complaints
 from tests.support.costs import COST_S_MAX, LEFT_BYTES_MAX, left_bytes, quiet
@@ -31,7 +32,7 @@ from tests.unit.server.test_administrator import Node, administrator, dead
 SEEDS_OF_ONE_TEST = 150
 ANSWER_S = 10.0
 #: 500 would be a fault of the broker.
-STATUSES = {200, 400, 401, 403, 404, 405, 409, 411, 413, 421, 431, 501, 503}
+STATUSES = {200, 307, 400, 401, 403, 404, 405, 409, 411, 413, 421, 431, 501, 503}
 
 
 class Refusals(logging.Handler):
@@ -98,13 +99,13 @@ def check(answer: bytes, said: bytes) -> None:
             json.loads(body.decode())
 
 
-def serve(work: Callable[[Node, int], Awaitable[None]]) -> None:
+def serve(work: Callable[[Node, int], Awaitable[None]], access: AdminAccess = OPEN) -> None:
     """Use an admin server, which must log no error."""
     refusals, http = Refusals(), logging.getLogger("uvicorn.error")
 
     async def run() -> None:
         broker = node()
-        server = AdminServer(administrator(broker), host="127.0.0.1", port=0)
+        server = AdminServer(administrator(broker), host="127.0.0.1", port=0, access=access)
         server.start()
         http.addHandler(refusals)
         try:

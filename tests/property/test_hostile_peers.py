@@ -63,10 +63,10 @@ def complaints() -> Iterator[list[str]]:
 class Peer:
     """A hostile peer that begins a new session after its last one has ended."""
 
-    def __init__(self, served: Served, seed: int, cost_s_max: float = COST_S_MAX) -> None:
+    def __init__(self, served: Served, seed: int, cost_s_max: float = COST_S_MAX, mechanism: bytes = b"ANONYMOUS") -> None:
         self.served = served
         self.cost_s_max = cost_s_max
-        self.hostile = Hostile(seed)
+        self.hostile = Hostile(seed, mechanism)
         self.wire = Wire()
         self.connection: ClientConnection = served.connection()
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]

@@ -12,11 +12,12 @@ from bascule.jms.message import JmsMessage, decode_message, encode_message
 from bascule.jms.octets_to_kafka import direct
 from bascule.jms.record import kafka_headers, record_value
 from bascule.jms.sections import MESSAGE_ANNOTATIONS, section_bytes
+from bascule.jms.to_kafka import record_of
 from tests.support.journal import text_message
 
 texts = st.text(max_size=20) | st.sampled_from(["ID:1", "ID:AMQP_UUID:x", "grüße", "JMSType", "long.x"])
 times = st.integers(0, 2**50)
-names = st.text(min_size=1, max_size=8) | st.sampled_from(["a", "int.b", "JMSPriority", "body"])
+names = st.text(min_size=1, max_size=8) | st.sampled_from(["a", "int.b", "JMSPriority", "body", "traceparent", "baggage"])
 values = (
     texts
     | st.booleans()
@@ -78,6 +79,15 @@ def test_direct_conversion_of_corrupt_bytes_is_declined_or_equals_decoding(messa
 def test_usual_message_is_converted_directly() -> None:
     data = text_message("x" * 1000, message_id="ID:1", timestamp_ms=5, destination="q", properties={"a": "b", "n": 3, "d": 1.5, "t": True})
     assert direct(data) is not None
+
+
+def test_trace_context_in_annotations_is_one_header_and_takes_precedence() -> None:
+    plain = text_message("m", message_id="ID:1", properties={"traceparent": "00-of-the-sender", "a": "b"})
+    assert direct(plain) is not None
+    data = section_bytes(MESSAGE_ANNOTATIONS, {Symbol("x-opt-jms-msg-type"): Byte(5), Symbol("traceparent"): "00-of-a-proxy"})
+    record = record_of(data + plain[direct_module._head_end(plain) :], "t", "none", [], 0)
+    assert [pair for pair in record.headers if "trace" in pair[0]] == [("traceparent", b"00-of-a-proxy")]
+    assert ("jms.a", b"b") in record.headers
 
 
 def test_long_annotations_of_a_sender_are_not_cached() -> None:

@@ -24,7 +24,7 @@ from bascule.xa import FileLog, TransactionManager
 from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.postgres import PostgresResource
-from tests.support.system import wait_for
+from tests.support.system import suspend, wait_for
 
 ROOT = Path(__file__).parents[2]
 END_S = 90.0
@@ -125,6 +125,10 @@ class Member:
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
+
+    def suspend(self) -> None:
+        """Suspend the process (SIGSTOP), and return when none of its threads runs."""
+        suspend(self._process.pid)
 
     def ended(self) -> int:
         """Wait until the process has ended, and return its exit code."""

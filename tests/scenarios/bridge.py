@@ -17,8 +17,9 @@ from bascule.embedded.process import Child
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from tests.support.journal import SyntheticJournal
+from tests.support.spark_processes import daemons, jvms, workers
 from tests.support.speed import SLOWNESS
-from tests.support.system import SELDOM, descendants
+from tests.support.system import SELDOM
 from tests.support.usage import memory_mib
 
 START_TIMEOUT_S = 180.0
@@ -81,18 +82,25 @@ class Bridge:
     def said(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
+    def daemons(self) -> list[int]:
+        """Process ids of the processes from which Spark forks Python workers."""
+        return daemons(self._driver())
+
     def workers(self) -> list[int]:
         """Process ids of the Python workers that Spark has forked."""
-        return self._below("pyspark.daemon")
+        return workers(self._driver())
+
+    def jvms(self) -> list[int]:
+        """Process id of Spark itself, if it was started."""
+        return jvms(self._driver())
 
     def jvm(self) -> int:
         """Process id of Spark itself."""
-        return self._below("org.apache.spark.deploy.SparkSubmit")[0]
+        return self.jvms()[0]
 
-    def _below(self, part: str) -> list[int]:
-        driver = self.child.pid
-        assert driver is not None
-        return [pid for pid, command in descendants(driver).items() if part in command]
+    def _driver(self) -> int:
+        assert self.child.pid is not None
+        return self.child.pid
 
     def reader(self, *topics: str, committed: bool = True) -> Reader:
         return Reader(self.servers, topics, committed=committed)

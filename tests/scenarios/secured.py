@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bascule.embedded.kafka import HOST, EmbeddedKafka
-from bascule.embedded.process import free_port
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.process import HOST, free_port
 from tests.support.certificates import STORE_PASSWORD, Authority, Certificate
 
 USER, PASSWORD = "bascule", "balanced"

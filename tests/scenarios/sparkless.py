@@ -86,6 +86,9 @@ class Job:
 class Session:
     """The part of Spark that the driver needs."""
 
+    def __init__(self) -> None:
+        self.sparkContext = SimpleNamespace(_gateway=None)
+
     def stop(self) -> None:
         """Do nothing: there is no Spark to stop."""
 
@@ -173,6 +176,10 @@ class Bridge:
 
     def stored(self) -> dict[str, Position]:
         return self.positions.stored()
+
+    def counted(self, divert: str) -> int:
+        """Return how many records of a divert all stored positions together have counted."""
+        return sum(at.carried.pipelines[divert].records for at in self.stored().values() if divert in at.carried.pipelines)
 
     def keepers(self) -> PipelineHolds:
         """Return what a broker keeps the journal for."""

@@ -177,7 +177,7 @@ def test_paused_member_commits_no_record_that_its_successor_has_finished(group: 
     held = [value for value in group.sent if value.startswith("hold")]
     for value in held:
         await_file(Path(group.where.directory, f"{value}.at-work"))
-    first.signal(signal.SIGSTOP)
+    first.suspend()
     for value in held:
         Path(group.where.directory, value).touch()
     group.start("m2")
@@ -251,7 +251,7 @@ def test_random_member_kills_and_pauses_under_load_handle_each_record_once(group
         victim = chosen.choice(list(members))
         wait_for(lambda: len(group.rows()) > before, f"progress in round {round_}", 180)  # noqa: B023 - it is over in this round
         if chosen.random() < 0.3:
-            members[victim].signal(signal.SIGSTOP)
+            members[victim].suspend()
             time.sleep(chosen.uniform(0.1, 12))  # shorter and longer than a session
             members[victim].signal(signal.SIGCONT)
         else:

@@ -107,8 +107,7 @@ def test_cut_connection_between_the_brokers_changes_nothing(watched: Watched, co
         watched.cut()
         producer.send(str(number))
         assert consumer.receive_many(1)[0].body == str(number)
-    assert watched.active.serves()
-    assert watched.standby.stands_by()
+    wait_for(lambda: watched.active.serves() and watched.standby.stands_by(), "the brokers to have their roles")
     found = watched.standby.broker.said()[said:]
     assert "challenge answered" in found
     assert "replacing the elected broker" not in found

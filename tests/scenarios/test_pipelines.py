@@ -83,8 +83,8 @@ start = "earliest"
         if round_number % 2:
             workers = bridge.workers()
             assert workers
-            for pid in workers:
-                with suppress(ProcessLookupError):  # ended with its daemon, which is one of them
+            for pid in (*bridge.daemons(), *workers):
+                with suppress(ProcessLookupError):  # ended with its daemon
                     os.kill(pid, signal.SIGKILL)
         else:
             bridge.child.kill()

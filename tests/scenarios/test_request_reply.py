@@ -17,7 +17,8 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import clients
 from tests.scenarios.conftest import Connect
 from tests.scenarios.topics import Reader, create
-from tests.support.system import System
+from tests.support.collector import Collector
+from tests.support.system import System, wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ANSWERS = "rates.answers.desk-1"
@@ -28,10 +29,17 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def bridge(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def bridge(kafka: EmbeddedKafka, collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     create(kafka.bootstrap, "quotes.questions", "quotes.answers", "rates.questions", ANSWERS)
     config = (EXAMPLES / "request-reply.toml").read_text() + '\n[pipelines]\nmaster = "local[2]"\n'
-    with System(kafka.bootstrap, tmp_path_factory.mktemp("request-reply"), prefix="request-reply", config=config) as running:
+    directory = tmp_path_factory.mktemp("request-reply")
+    with System(kafka.bootstrap, directory, prefix="request-reply", config=config, env=collector.environment) as running:
         running.pipelines.start()
         yield running
 
@@ -90,3 +98,34 @@ def test_reply_reaches_only_its_requester_and_reply_without_destination_is_dead_
     with closing(Reader(bridge.bootstrap, "request-reply.dead-letter")) as dead:
         assert dead.read_until("to nobody") == ["to nobody"]
         assert b"no header 'jms.JMSDestination'" in dead.headers[0]["__connect.errors.exception.message"]
+
+
+def test_trace_of_a_jms_client_continues_through_kafka_and_back(connect_to: Connect, bridge: System, collector: Collector) -> None:
+    trace, answered = "0af7651916cd43dd8448eb211c80319c", "00f067aa0ba902b7"
+    asked = {"traceparent": f"00-{trace}-b7ad6b7169203331-01", "tracestate": "vendor=1", "baggage": "user=a%20b"}
+    session = connect_to(bridge.url).session()
+    inbox = session.consumer("queue:traced.answers")
+    session.producer("queue:quotes").send("a question with a trace", properties=asked)
+    with closing(Reader(bridge.bootstrap, "quotes.questions")) as questions:
+        questions.read_until("a question with a trace")
+    headers = questions.headers[-1]
+    assert {name: value.encode() for name, value in asked.items()}.items() <= headers.items()
+    assert not [name for name in headers if name.startswith("jms.trace")]
+    # The Kafka application continues the trace with a span of its own.
+    answer = {**asked, "traceparent": f"00-{trace}-{answered}-01"}
+    producer = clients.producer({"bootstrap.servers": bridge.bootstrap})
+    producer.produce("quotes.answers", "an answer", headers={"jms.JMSDestination": "queue://traced.answers", **answer})
+    producer.flush()
+    (received,) = inbox.receive_many(1, ANSWER_TIMEOUT_S)
+    assert answer.items() <= received.properties.items()
+    expected = {
+        ("bascule-broker", "send quotes", "b7ad6b7169203331"),
+        ("bascule-pipelines", "send quotes.questions", "b7ad6b7169203331"),
+        ("bascule-pipelines", "process quotes.answers", answered),
+        ("bascule-broker", "receive traced.answers", answered),
+    }
+
+    def spans() -> set[tuple[str, str, str]]:
+        return {(span.service, span.name, span.parent_id) for span in collector.spans if span.trace_id == trace}
+
+    wait_for(lambda: spans() == expected, lambda: f"the spans {expected}; there are {spans()}")

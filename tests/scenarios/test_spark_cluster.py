@@ -17,6 +17,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child, free_port
 from tests.scenarios.bridge import START_TIMEOUT_S, Bridge, Reader, eventually
 from tests.support.journal import text_message
+from tests.support.spark_processes import FORKED
 from tests.support.speed import SLOWNESS
 from tests.support.system import descendants
 
@@ -45,7 +46,7 @@ class Worker:
 
     def tasks(self, group: str) -> list[int]:
         """Return the Python workers of a group. The process that forks them is not one of them: it stays when they have ended."""
-        daemons = [pid for pid, command in self._below().items() if "pyspark.daemon" in command and f"group:{group}" in _pool(pid)]
+        daemons = [pid for pid, command in self._below().items() if FORKED in command and f"group:{group}" in _pool(pid)]
         return sorted(daemons)[1:]
 
     def kill_executor(self) -> None:

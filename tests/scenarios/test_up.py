@@ -131,11 +131,14 @@ def ready_code(port: int) -> int:
 @pytest.fixture(scope="module")
 def bascule(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Share one `bascule up` among the tests that do not harm it."""
-    with up(tmp_path_factory.mktemp("up"), "--no-pipelines", "--user", "ann:hush") as running:
+    directory = tmp_path_factory.mktemp("up")
+    (directory / "ann-password").write_text("hush\n")
+    (directory / "wrong-password").write_text("wrong\n")
+    with up(directory, "--no-pipelines", "--user", "ann:file:ann-password") as running:
         yield running
 
 
-AS_ANN = ("--user", "ann:hush")
+AS_ANN = ("--user", "ann", "--password-file", "ann-password")
 
 
 def test_messages_sent_by_command_are_browsed_and_received_by_command(bascule: Running) -> None:
@@ -170,7 +173,7 @@ def test_a_topic_reaches_every_subscriber(bascule: Running) -> None:
 
 
 def test_missing_or_wrong_password_is_reported_as_unauthorized(bascule: Running) -> None:
-    for user in ((), ("--user", "ann:wrong")):
+    for user in ((), ("--user", "ann", "--password-file", "wrong-password")):
         done = bascule.run("send", "q", "--text", "a", *user)
         assert done.returncode == 2
         assert done.stderr.startswith("error: amqp:unauthorized-access: ")

@@ -120,11 +120,12 @@ def nested(opening: bytes, levels: int, core: bytes = NULL) -> bytes:
 class Hostile:
     """A random choice of hostile input by a seed.
 
-    ``malice`` is the share of invalid choices; with a high share a conversation ends early.
+    ``malice`` is the share of invalid choices; with a high share a conversation ends early. ``mechanism`` is that of the login.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, mechanism: bytes = b"ANONYMOUS") -> None:
         self.random = random.Random(seed)
+        self.mechanism = mechanism
         self.delivery_id = -1  # of the last transfer
         self.malice = self.random.choice((0.0, 0.002, 0.01, 0.05, 0.3))
 
@@ -392,8 +393,11 @@ class Hostile:
         """Return headers, SASL and open, mostly valid."""
         choose = self.random.choice
         frame_size = self.uint() if self.chance(self.malice) else choose((NULL, uint(512), uint(4096), uint((1 << 32) - 1)))
+        trace = binary(self.text())
+        response = trace if self.mechanism == b"ANONYMOUS" else binary(b"")  # EXTERNAL has the name of a user there
         return b"".join((
-            SASL_HEADER, frame(described(0x41, listed(symbol(b"ANONYMOUS"), binary(self.text()))), kind=1), AMQP_HEADER,
+            SASL_HEADER, frame(described(0x41, listed(symbol(self.mechanism), response)), kind=1),
+            AMQP_HEADER,
             performative(OPEN, string(self.name()), NULL, frame_size, choose((NULL, b"\x60\0\0", b"\x60\xff\xff")),
                          choose((NULL, uint(1), self.uint())), NULL, NULL, NULL, choose((NULL, self.symbol())), choose((NULL, self.map()))),
         ))  # fmt: skip

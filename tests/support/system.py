@@ -245,13 +245,18 @@ class System:
         wait_for(lambda: self.depth(name) == count, f"{count} messages in queue {name}")
 
 
+def suspend(pid: int) -> None:
+    """Suspend a process (SIGSTOP), and return when none of its threads runs. Raises Late, ProcessLookupError."""
+    os.kill(pid, signal.SIGSTOP)
+    # On a busy machine its threads run for some more milliseconds, until each has had its turn.
+    wait_for(lambda: all(stands_still(task) for task in Path(f"/proc/{pid}/task").iterdir()), f"process {pid} to stand still")
+
+
 @contextmanager
 def paused(pid: int) -> Iterator[None]:
     """Suspend a process (SIGSTOP)."""
-    os.kill(pid, signal.SIGSTOP)
     try:
-        # On a busy machine its threads run for some more milliseconds, until each has had its turn.
-        wait_for(lambda: all(stands_still(task) for task in Path(f"/proc/{pid}/task").iterdir()), f"process {pid} to stand still")
+        suspend(pid)
         yield
     finally:
         os.kill(pid, signal.SIGCONT)

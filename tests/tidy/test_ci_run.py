@@ -38,12 +38,12 @@ def run(directory: Path, failing: str = "") -> tuple[int, list[str], list[str]]:
 
 def test_run_without_failure_ends_with_the_closing_line_of_all_tests(tmp_path: Path) -> None:
     status, steps, output = run(tmp_path)
-    assert (status, steps) == (0, ["setup", "check", "docs", "test"])
+    assert (status, steps) == (0, ["setup", "check", "docs", "check-deploy", "test"])
     assert output[-2:] == ["==== 5 passed in 1.00s ====", "==== 5 passed in 1.00s ===="]
 
 
-@pytest.mark.parametrize("failing", ["check", "docs", "test", "check test"])
+@pytest.mark.parametrize("failing", ["check", "docs", "check-deploy", "test", "check test"])
 def test_failed_steps_are_named_and_the_others_run(tmp_path: Path, failing: str) -> None:
     status, steps, output = run(tmp_path, failing)
-    assert (status, steps) == (2, ["setup", "check", "docs", "test"])
+    assert (status, steps) == (2, ["setup", "check", "docs", "check-deploy", "test"])
     assert output[-2:] == [f"failed: {failing}", "==== 5 passed in 1.00s ===="]

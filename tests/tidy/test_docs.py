@@ -116,6 +116,20 @@ def test_tests_named_in_the_page_exist(page: str) -> None:
     assert [f"{file}::{test}" for file, test in kept_by if test not in functions(ROOT / "tests" / file)] == []
 
 
+def test_each_attack_of_the_threat_model_names_a_test_of_every_run_or_none() -> None:
+    tables = re.findall(
+        r"^\| attack \| what stops it \| test \|\n\| --- \| --- \| --- \|\n((?:\|.*\n)+)", (DOCS / "threat-model.md").read_text(), re.M
+    )
+    assert len(tables) > 3
+    wrong = []
+    for row in "".join(tables).splitlines():
+        attack, _, kept_by = (cell.strip() for cell in row.strip("| ").split(" | "))
+        tests = re.findall(r"`([\w/]+\.py)::(\w+)`", kept_by)
+        if not kept_by.startswith("none") and all(test in slow_functions(ROOT / "tests" / file) for file, test in tests):
+            wrong.append(attack)
+    assert wrong == []
+
+
 def test_guarantees_mark_which_of_their_tests_are_slow() -> None:
     kept_by = re.findall(r"`([\w/]+\.py)::(\w+)`( \(slow\))?", (DOCS / "guarantees.md").read_text())
     assert any(said for _, _, said in kept_by)

@@ -81,6 +81,6 @@ def test_log_lines_named_on_a_page_are_written(page: Path) -> None:
     assert [text for text in named if not is_written(text)] == []
 
 
-@pytest.mark.parametrize("text", ["producers are blocked", "epoch was loaded epoch=N", "pipeline", "another broker began epoch N"])
+@pytest.mark.parametrize("text", ["producers are stopped", "epoch was loaded epoch=N", "pipeline", "another broker began epoch N"])
 def test_log_line_that_the_product_never_writes_is_found(text: str) -> None:
     assert not is_written(text)

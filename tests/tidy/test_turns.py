@@ -28,6 +28,10 @@ WRAPPERS: Final = GO_THROUGH | {"chain", "enumerate", "filter", "iter", "map", "
 
 #: The functions with a loop, by the bound of the loop. docs/internals/turns.md has the long ones of them, with their times.
 BOUNDS: Final[dict[str, tuple[str, ...]]] = {
+    "the two listeners for clients": (
+        "server/life.py BrokerLife._room_for_another", "server/life.py BrokerLife.refused_connections",
+        "server/life.py BrokerLife.serve", "server/life.py BrokerLife.stop_listening",
+    ),
     "the values of a frame or message that the broker itself makes": ("amqp/encoder.py _write_array",),
     "the sessions of a connection: CHANNEL_MAX_DEFAULT": (
         "amqp/connection.py Connection._end", "amqp/connection.py Connection._flush_settled", "amqp/connection.py Connection._send_close",
@@ -37,8 +41,9 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "amqp/session.py Session._close_links", "amqp/session.py Session._on_attach", "amqp/session.py Session._withhold",
         "amqp/session.py Session.give_back",
     ),
-    "the links of a connection, LINKS_MAX, once in the life of the connection or for one of a few connections of a page": (
-        "server/client.py Client.close_coordinators", "server/client.py Client.close_for_reset", "server/status.py connection_status",
+    "the links of a connection, LINKS_MAX, once in the life of the connection or for one of a few connections of a page or reload": (
+        "server/client.py Client.close_coordinators", "server/client.py Client.close_for_reset", "server/reload.py _lost",
+        "server/status.py connection_status",
     ),
     "the unsettled deliveries of a session, UNSETTLED_PER_SESSION_MAX, once in the life of a link or session": (
         "amqp/session.py Session.abandon", "amqp/unsettled.py SentDeliveries.clear", "broker/delivery.py Deliveries.detach",
@@ -54,7 +59,8 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "broker/duplicates.py RememberedIds._packed", "broker/duplicates.py RememberedIds.without",
         "broker/rounds.py Rounds._in_store", "broker/snapshot.py EncodedSnapshot.joined", "broker/snapshot.py Snapshot.oldest",
         "broker/snapshot.py encode", "server/housekeeping.py StoredMessages.mids_now",
-        "server/user_directory.py _ended", "server/user_directory.py _roles_in",
+        "server/tls_watch.py TlsWatch._run", "server/user_directory.py NextUsers.names",
+        "server/user_directory.py UserDirectory._use", "server/user_directory.py _roles_in",
     ),
     "loads the state, when no client is served": (
         "broker/destinations.py Destinations.create_configured", "broker/loading.py Loader._end_deliveries",
@@ -106,16 +112,22 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "the queues of a range: DELIVERIES_PER_PIECE for each piece of it": ("broker/returns.py RangeReturn.end",),
     "ROUND_MESSAGES_MAX": ("broker/rounds.py Rounds._all_stored",),
     "pipelines, partitions, topics and limits of the owner's configuration": (
+        "server/pipeline_offsets.py OffsetPages.show", "server/pipelines.py PipelinePages._names",
         "server/policies.py user_limits_of",
         "broker/housekeeping.py HousekeepingProtocol.retention_holds", "server/ingress.py _Effects.first_seen",
         "server/topics.py TopicWatch._run",
     ),
     "the outputs of the audit: a file and a topic": (
         "server/audit.py AuditTrail.blocked", "server/audit.py AuditTrail.close", "server/audit.py AuditTrail.poll",
-        "server/audit.py AuditTrail.record",
+        "server/audit.py AuditTrail.record", "server/audit.py AuditTrail.write_to",
     ),
     "the parts of the account": ("broker/memory.py MemoryAccount.measured",),
     "a list of all connections, and CLOSES_PER_TURN closes in a turn": ("server/actions.py _close",),
+    "the queues of the owner's configuration": (
+        "broker/policy_change.py change_policy", "broker/policy_change.py check_policy",
+    ),
+    "SESSIONS_MAX, once for a log-in at the console": ("server/console_sessions.py ConsoleSessions.open",),
+    "the connections until one has the wanted address, once for a request of an administrator": ("server/looks.py _links",),
     "the transactions of a client that the broker is about to reset, once for each discharge": (
         "server/connection_reset.py ConnectionReset._check",
     ),
@@ -124,8 +136,8 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "segments of broker.spill_bytes": ("server/spill.py SpillFiles.wasteful",),
     "the processes of the supervisor, which serves no client": (
-        "server/supervisor.py Supervisor._write_pids", "server/supervisor.py Supervisor.all_ready", "server/supervisor.py Supervisor.look",
-        "server/supervisor.py Supervisor.run",
+        "server/supervisor.py Supervisor._write_pids", "server/supervisor.py Supervisor.all_ready",
+        "server/supervisor.py Supervisor.hang_up", "server/supervisor.py Supervisor.look", "server/supervisor.py Supervisor.run",
     ),
 }  # fmt: skip
 

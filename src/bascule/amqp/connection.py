@@ -22,7 +22,6 @@ from bascule.amqp.limits import (
     FRAME_SIZE_BYTES_MIN,
     PERFORMATIVE_SIZE_BYTES_MAX,
     PRE_OPEN_FRAME_SIZE_BYTES_MAX,
-    SASL_FRAME_SIZE_BYTES_MAX,
     ConnectionLimits,
 )  # fmt: skip
 from bascule.amqp.outgoing import Buffer, OutgoingMessages
@@ -286,7 +285,7 @@ class Connection:
             self.out.append(header)
         if header == frames.SASL_HEADER:
             self._move(ConnectionInput.SASL_HEADER)
-            self.frame_limit = SASL_FRAME_SIZE_BYTES_MAX
+            self.frame_limit = self.limits.sasl_frame_size_bytes_max
             sasl = self._sasl_layer()
             self._answer_sasl(sasl, sasl.first())
         else:

@@ -42,6 +42,11 @@ class AmqpError(BasculeError):
         self.info = info
 
 
+def amqp_error(error: BasculeError) -> AmqpError:
+    """Return an error as a peer gets it, with its condition once."""
+    return error if isinstance(error, AmqpError) else AmqpError(error.condition, str(error))
+
+
 class ConnectionFault(AmqpError):
     """A protocol error that ends the connection."""
 

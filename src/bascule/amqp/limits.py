@@ -89,6 +89,7 @@ class ConnectionLimits:
     frames_per_piece_bytes: int = UNLIMITED  # of multi-frame messages, before the application writes: see Connection.send_more
     message_size_bytes_max: int = MESSAGE_SIZE_BYTES_DEFAULT
     partial_bytes_max: int = PARTIAL_BYTES_MAX
+    sasl_frame_size_bytes_max: int = SASL_FRAME_SIZE_BYTES_MAX
     pre_open_bytes_max: int = PRE_OPEN_BYTES_MAX
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
     close_timeout_s: float = CLOSE_TIMEOUT_S

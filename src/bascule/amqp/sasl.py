@@ -6,10 +6,10 @@ import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from bascule.amqp.composite import Composite
-from bascule.amqp.errors import NOT_ALLOWED, UNAUTHORIZED_ACCESS, AmqpError, ConnectionFault, LimitExceeded
+from bascule.amqp.errors import CONNECTION_FORCED, NOT_ALLOWED, UNAUTHORIZED_ACCESS, AmqpError, ConnectionFault, LimitExceeded
 from bascule.amqp.limits import SASL_ROUNDS_MAX
 from bascule.amqp.performatives import (
     SaslChallenge,
@@ -31,6 +31,8 @@ class AuthenticationFailed(AmqpError):
     scope = Scope.CONNECTION
     condition = UNAUTHORIZED_ACCESS
     http_status = 401
+    #: The SASL outcome.
+    code = SaslCode.AUTH
 
     def __init__(self, description: str) -> None:
         super().__init__(self.condition, description)
@@ -45,6 +47,37 @@ class QuickCheck:
     def __call__(self) -> bool:
         """Return whether the client is authenticated."""
         return self.check()
+
+
+class LoginUnavailable(AuthenticationFailed):
+    """The server cannot decide now whether the peer may log in; the peer should try again."""
+
+    retriable = True
+    condition = CONNECTION_FORCED
+    http_status = 503
+    code = SaslCode.SYS_TEMP
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIdentity:
+    """What a valid token says: the user, the user's roles, and the end of the login in seconds since 1970."""
+
+    user: str
+    roles: frozenset[str]
+    until_s: float
+
+
+class ExplainedCheck:
+    """A check of a client that finds out who the client is, or why it is refused."""
+
+    def __init__(self) -> None:
+        self.identity: TokenIdentity | None = None
+        self.refusal: AuthenticationFailed | None = None
+        self.challenge: bytes | None = None  # tells the client of the refusal; its response precedes the outcome
+
+    def __call__(self) -> bool:
+        """Return whether the client is authenticated."""
+        raise NotImplementedError
 
 
 class ServerMechanism(Protocol):
@@ -78,6 +111,14 @@ class ClientMechanism(Protocol):
         """Handle the additional data of a successful outcome. Raises AuthenticationFailed if the server cannot be trusted."""
 
 
+@runtime_checkable
+class ToldWhy(Protocol):
+    """A client's mechanism to which the server gives the reason of a refusal."""
+
+    #: In the server's words; "" if there is none.
+    reason: str
+
+
 class SaslServer:
     """The server's side: offers mechanisms in the order of the mapping and runs the one chosen.
 
@@ -95,13 +136,21 @@ class SaslServer:
         self.done = False
         self.user: str | None = None
         self.mechanism = ""  # chosen by the client
+        self.identity: TokenIdentity | None = None  # of a client with a token
         self.error: AuthenticationFailed | None = None
         self.check: Callable[[], bool] | None = None
 
     @property
     def claimed_user(self) -> str:
         """Return the user that the client claims to be, proven or not; "" if it has not said so yet."""
+        if self.user is not None:
+            return self.user
         return self._chosen.user if self._chosen is not None else ""
+
+    @property
+    def token_roles(self) -> frozenset[str]:
+        """Return the roles that the client has by its token."""
+        return frozenset() if self.identity is None else self.identity.roles
 
     def first(self) -> Composite | None:
         """Return the first frame to send."""
@@ -120,8 +169,15 @@ class SaslServer:
         raise ConnectionFault(NOT_ALLOWED, f"unexpected SASL frame {frame.SYMBOL}")
 
     def checked(self, proven: bool) -> Composite:
-        """Handle the result of ``check``; return the outcome."""
-        mechanism, self.check = self._chosen, None
+        """Handle the result of ``check``; return the outcome, or the challenge that tells a client why it is refused."""
+        mechanism, check, self.check = self._chosen, self.check, None
+        if isinstance(check, ExplainedCheck):
+            self.identity = check.identity if proven else None
+            if self.identity is None and check.refusal is not None:
+                if check.challenge is None:
+                    return self._fail(check.refusal)
+                self._note(check.refusal)  # the client may never answer
+                return SaslChallenge(check.challenge)
         if not proven or mechanism is None:
             return self._fail(AuthenticationFailed(f"unknown user {self.claimed_user!r:.60} or wrong password"))
         return self._proven(mechanism)
@@ -142,21 +198,28 @@ class SaslServer:
         return None
 
     def _proven(self, mechanism: ServerMechanism) -> Composite:
-        self.done, self.user = True, mechanism.user
+        self.done, self.user = True, mechanism.user if self.identity is None else self.identity.user
         return SaslOutcome(SaslCode.OK, mechanism.final)
 
     def _fail(self, error: AuthenticationFailed) -> SaslOutcome:
-        self.done, self.error = True, error
-        if self._on_refused is not None:
-            self._on_refused(self._chosen.user if self._chosen is not None else "", self.mechanism, error.description)
-        return SaslOutcome(SaslCode.AUTH)
+        self.done = True
+        self._note(error)
+        return SaslOutcome(error.code)
+
+    def _note(self, error: AuthenticationFailed) -> None:
+        """Note why the client is refused, and report the first reason."""
+        if self.error is None and self._on_refused is not None:
+            self._on_refused(self.claimed_user, self.mechanism, error.description)
+        self.error = self.error or error
 
 
 class SaslClient:
     """The client's side: uses the first of its mechanisms that the server offers."""
 
-    def __init__(self, mechanisms: Sequence[ClientMechanism], hostname: str | None = None) -> None:
+    def __init__(self, mechanisms: Sequence[ClientMechanism], hostname: str | None = None, none_fits: str | None = None) -> None:
+        """``none_fits`` is the advice for a server that offers none of the mechanisms; None: the usual advice."""
         self._mechanisms = mechanisms
+        self._none_fits = none_fits
         self._hostname = hostname
         self._chosen: ClientMechanism | None = None
         self._rounds = 0
@@ -189,7 +252,9 @@ class SaslClient:
 
     def _no_common(self, offered: Sequence[str]) -> str:
         advice = ""
-        if list(offered) == ["ANONYMOUS"]:
+        if self._none_fits is not None:
+            advice = f"; {self._none_fits}"
+        elif list(offered) == ["ANONYMOUS"]:
             advice = "; it has no users: connect without user and password"
         elif [each.name for each in self._mechanisms] == ["ANONYMOUS"]:
             advice = "; connect with user and password"
@@ -197,8 +262,13 @@ class SaslClient:
 
     def _finish(self, mechanism: ClientMechanism, outcome: SaslOutcome) -> None:
         self.done = True
+        if outcome.code == SaslCode.SYS_TEMP:
+            self.error = LoginUnavailable(f"the server cannot check the login by {mechanism.name} now; try again")
+            return
         if outcome.code != SaslCode.OK:
-            self.error = AuthenticationFailed(f"the server refused {mechanism.name} (SASL code {outcome.code}); check user and password")
+            reason = mechanism.reason if isinstance(mechanism, ToldWhy) else ""
+            why = reason or "check user and password"
+            self.error = AuthenticationFailed(f"the server refused {mechanism.name} (SASL code {outcome.code}); {why}")
             return
         try:
             mechanism.finish(outcome.additional_data)
@@ -250,6 +320,10 @@ class PlainServer:
         if authorization not in ("", user):
             raise AuthenticationFailed(f"user {user!r:.60} may not act for {authorization!r:.60}")
         self.user = user
+        return self.check_of(user, password)
+
+    def check_of(self, user: str, password: str) -> Callable[[], bool]:
+        """Return the check of a password."""
         return partial(self._authenticate, user, password)
 
 
@@ -297,13 +371,17 @@ class ExternalServer:
 
     final: bytes | None = None
 
-    def __init__(self, user: str) -> None:
+    def __init__(self, user: str, admitted: Callable[[], bool] = lambda: True) -> None:
+        """``admitted`` returns whether the user may log in now."""
         self.user = user
+        self._admitted = admitted
 
     def step(self, response: bytes | None) -> bytes | None:
         """Accept the client; an authorization id of another user is refused."""
         if response is None:
             return b""
+        if not self._admitted():
+            raise AuthenticationFailed(f"user {self.user!r:.60} of the certificate is unknown")
         if response not in (b"", self.user.encode()):
             raise AuthenticationFailed(f"the holder of the certificate of {self.user!r:.60} may not act for another user")
         return None

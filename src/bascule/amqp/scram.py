@@ -5,11 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+from collections.abc import Mapping
 from functools import partial
+from typing import Final
 
+from bascule.amqp.channel_binding import NO_BINDINGS, TLS_SERVER_END_POINT
 from bascule.amqp.sasl import AuthenticationFailed, QuickCheck
 from bascule.amqp.verifiers import (
     ITERATIONS_MAX,
+    PLUS,
     SCRAM_SHA_256,
     Verifiers,
     digest_bytes,
@@ -17,6 +21,10 @@ from bascule.amqp.verifiers import (
     hmac_of,
     salted_password,
 )
+
+#: Bytes of a client's nonce, which the challenge repeats: a SASL frame has at most 512 bytes (AMQP 1.0 part 5, section 5.3.1). Clients use
+#: some 40.
+CLIENT_NONCE_BYTES_MAX: Final = 256
 
 
 def _xor(left: bytes, right: bytes) -> bytes:
@@ -42,12 +50,15 @@ def _decoded(text: str) -> bytes:
 
 
 class ScramServer:
-    """The server's side, without channel binding and authorization ids. ``nonce`` is random and printable, without a comma."""
+    """The server's side, without authorization ids. ``nonce`` is random and printable, without a comma."""
 
-    def __init__(self, verifiers: Verifiers, nonce: str) -> None:
+    def __init__(self, verifiers: Verifiers, nonce: str, bindings: Mapping[str, bytes] = NO_BINDINGS, *, plus: bool = False) -> None:
+        """``bindings`` are the channel bindings of the connection; if there are any, the server also offers the variant with ``plus``."""
         self._verifiers = verifiers
         self._nonce = nonce
-        self._header = b""
+        self._bindings = bindings
+        self._plus = plus
+        self._binding = b""  # the header and the channel binding that the client must repeat
         self._begun = b""  # client-first-message-bare and server-first-message
         self.user = ""
         self.final: bytes | None = None
@@ -61,24 +72,52 @@ class ScramServer:
     def _first(self, response: bytes) -> bytes:
         flag, _, rest = response.partition(b",")
         actor, comma, bare = rest.partition(b",")
-        if flag not in (b"n", b"y") or not comma:
-            raise AuthenticationFailed("SCRAM: channel binding is not supported")
+        if not comma:
+            raise AuthenticationFailed("SCRAM: the message has no header")
+        data = self._bound(flag)
         name, nonce = _attributes(bare, "nr")
+        if len(nonce.encode()) > CLIENT_NONCE_BYTES_MAX:
+            raise AuthenticationFailed(f"SCRAM: the nonce has more than {CLIENT_NONCE_BYTES_MAX} bytes")
         self.user = name.replace("=2C", ",").replace("=3D", "=")
         if actor not in (b"", b"a=" + name.encode()):
             raise AuthenticationFailed(f"user {self.user!r:.60} may not act for another user")
-        self._header = response[: len(response) - len(bare)]
+        self._binding = response[: len(response) - len(bare)] + data
         self._nonce = nonce + self._nonce
         verifier = self._verifiers.shown(self.user)
         challenge = f"r={self._nonce},s={base64.b64encode(verifier.salt).decode()},i={verifier.iterations}".encode()
         self._begun = bare + b"," + challenge
         return challenge
 
+    def _bound(self, flag: bytes) -> bytes:
+        """Return the channel binding for the flag of the client (RFC 5802, section 6). Raises AuthenticationFailed."""
+        if flag == b"n" and not self._plus:
+            return b""
+        if flag == b"y" and not self._plus:
+            if self._bindings:
+                raise AuthenticationFailed(
+                    "SCRAM: the client supports channel binding, and has not seen that the server does; somebody between them may have"
+                    " changed the list of mechanisms"
+                )
+            return b""
+        kind = flag.removeprefix(b"p=").decode("ascii", "replace")
+        if not self._plus or not flag.startswith(b"p="):
+            raise AuthenticationFailed(f"SCRAM: the flag {flag[:20]!r} of the client does not fit the mechanism")
+        if kind not in self._bindings:
+            raise AuthenticationFailed(f"SCRAM: no channel binding {kind!r:.40}; this connection has {', '.join(self._bindings)}")
+        return self._bindings[kind]
+
     def _last(self, response: bytes) -> QuickCheck:
         without_proof, _, proof = response.rpartition(b",p=")
         binding, nonce = _attributes(without_proof, "cr")
-        if _decoded(binding) != self._header or nonce != self._nonce:
+        if nonce != self._nonce:
             raise AuthenticationFailed("SCRAM: the nonce of the response does not match")
+        if not hmac.compare_digest(_decoded(binding), self._binding):
+            raise AuthenticationFailed(
+                "SCRAM: the channel binding does not match: the client uses another TLS connection than the server; somebody between"
+                " them ends TLS"
+                if self._plus
+                else "SCRAM: the header of the response does not match"
+            )
         return QuickCheck(partial(self._proves, self._begun + b"," + without_proof, _decoded(proof.decode("ascii", "replace"))))
 
     def _proves(self, said: bytes, given: bytes) -> bool:
@@ -96,11 +135,20 @@ class ScramServer:
 class ScramClient:
     """The client's side. ``nonce`` is random and printable, without a comma."""
 
-    def __init__(self, user: str, password: str, nonce: str, name: str = SCRAM_SHA_256) -> None:
-        """``name`` is the mechanism."""
-        self.name = name
+    def __init__(
+        self, user: str, password: str, nonce: str, name: str = SCRAM_SHA_256, end_point: bytes | None = None, *, plus: bool = False
+    ) -> None:
+        """``name`` is the mechanism without its variant. ``end_point`` is the binding ``tls-server-end-point`` of the connection, if any.
+
+        ``plus``: use the binding. Otherwise tell the server that its list of mechanisms had no variant with a binding.
+        """
+        self.name = f"{name}{PLUS}" if plus else name
+        self._hash = name
+        self._header = b"n,," if end_point is None else f"p={TLS_SERVER_END_POINT},,".encode() if plus else b"y,,"
+        self._binding = self._header + (end_point or b"" if plus else b"")
         self._password = password
         self._nonce = nonce
+        self.reason = "check user and password, and whether somebody between client and server ends TLS" if plus else ""
         escaped = user.replace("=", "=3D").replace(",", "=2C")
         self._bare = f"n={escaped},r={nonce}".encode()
         self._signature = b""
@@ -108,7 +156,7 @@ class ScramClient:
 
     def initial(self) -> bytes | None:
         """Return the user and a nonce."""
-        return b"n,," + self._bare
+        return self._header + self._bare
 
     def step(self, challenge: bytes) -> bytes:
         """Return the proof; then nothing for a server that sends its signature as a challenge. Raises AuthenticationFailed."""
@@ -120,12 +168,12 @@ class ScramClient:
             raise AuthenticationFailed("SCRAM: the nonce of the challenge does not match")
         if not iterations.isdecimal() or not 1 <= int(iterations) <= ITERATIONS_MAX:
             raise AuthenticationFailed(f"SCRAM: the server wants {iterations:.20} iterations; the limit is {ITERATIONS_MAX}")
-        salted = salted_password(self.name, self._password, _decoded(salt), int(iterations))
-        key = hmac_of(self.name, salted, b"Client Key")
-        without_proof = f"c={base64.b64encode(b'n,,').decode()},r={nonce}".encode()
+        salted = salted_password(self._hash, self._password, _decoded(salt), int(iterations))
+        key = hmac_of(self._hash, salted, b"Client Key")
+        without_proof = f"c={base64.b64encode(self._binding).decode()},r={nonce}".encode()
         said = self._bare + b"," + challenge + b"," + without_proof
-        proof = _xor(key, hmac_of(self.name, hash_of(self.name, key), said))
-        self._signature = b"v=" + base64.b64encode(hmac_of(self.name, hmac_of(self.name, salted, b"Server Key"), said))
+        proof = _xor(key, hmac_of(self._hash, hash_of(self._hash, key), said))
+        self._signature = b"v=" + base64.b64encode(hmac_of(self._hash, hmac_of(self._hash, salted, b"Server Key"), said))
         return without_proof + b",p=" + base64.b64encode(proof)
 
     def finish(self, additional: bytes | None) -> None:

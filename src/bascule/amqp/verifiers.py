@@ -19,6 +19,8 @@ from typing import Final, NamedTuple
 
 SCRAM_SHA_256: Final = "SCRAM-SHA-256"
 SCRAM_SHA_512: Final = "SCRAM-SHA-512"
+#: End of the name of a mechanism with channel binding, which has the verifiers of the mechanism without.
+PLUS: Final = "-PLUS"
 #: Mechanism -> its hash, the strongest first.
 DIGESTS: Final[Mapping[str, str]] = {SCRAM_SHA_512: "sha512", SCRAM_SHA_256: "sha256"}
 #: More than the minimum of RFC 7677, 4096. The broker's thread computes it for each PLAIN login, Java clients for each SCRAM login.

@@ -158,6 +158,11 @@ class AddressBook:
         self._replayable = AddressIndex((pattern, pattern) for pattern in diverts.replayable)
         self._changed()
 
+    def use_policy(self, policy: Policy) -> None:
+        """Use another policy."""
+        self.policy = policy
+        self._changed()
+
     def route(self, address: str, routing: Routing) -> Route:
         """Return the route of messages that are sent to ``address`` as ``routing`` says."""
         key = (address, routing)

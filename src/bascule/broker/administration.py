@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.errors import BodyUnavailable, QueueFull, UnknownAddress
 from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import BrokerMessage
-from bascule.broker.order import FRONT, place_of
+from bascule.broker.order import FRONT, QueuePlace, place_of
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import move_steps
 from bascule.broker.transactions import Draft
@@ -54,6 +54,28 @@ OTHER: Final = "other reasons"
 FAILED = "the broker failed; see the broker's log"
 
 
+#: The reason reported for a chosen message that neither waits nor is delayed any more.
+GONE: Final = "not in the queue any more, or held by a consumer"
+
+
+class ChosenMessage(NamedTuple):
+    """The place of a message that an administrator has chosen."""
+
+    delayed: bool
+    place: QueuePlace
+
+    def found_in(self, queue: BrokerQueue) -> BrokerMessage | None:
+        """Return the message at this place of a queue; None if there is none."""
+        priority, position = self.place
+        after = queue.delayed.after if self.delayed else queue.after
+        found = after(QueuePlace(priority, position - 1), 1)
+        return found[0] if found and place_of(found[0]) == self.place else None
+
+
+#: The messages that an action concerns: those that match a selector, those that were chosen, or all (None).
+Choice = Selector | tuple[ChosenMessage, ...] | None
+
+
 class InUse(InvalidInput):
     """Raised if a queue with messages or consumers is deleted without ``force``."""
 
@@ -83,17 +105,17 @@ def _any_queue(_queue: BrokerQueue) -> None:
     """Allow the caller to return messages to any queue."""
 
 
-def purge(engine: Engine, queue: BrokerQueue, selector: Selector | None = None) -> Iterator[Progress]:
+def purge(engine: Engine, queue: BrokerQueue, choice: Choice = None) -> Iterator[Progress]:
     """Remove all messages that nobody holds, delayed messages included."""
 
     def act(message: BrokerMessage) -> None:
         engine.gone(queue, message)
         queue.take_out(message)
 
-    return _steps(engine, queue, selector, act)
+    return _steps(engine, queue, choice, act)
 
 
-def move(engine: Engine, queue: BrokerQueue, address: str, selector: Selector | None = None) -> Iterator[Progress]:
+def move(engine: Engine, queue: BrokerQueue, address: str, choice: Choice = None) -> Iterator[Progress]:
     """Move waiting messages to another queue as if they were sent there now: diverts of that address see them. Delays are kept.
 
     Raises InvalidInput, UnknownAddress, ResourceLimit.
@@ -108,11 +130,11 @@ def move(engine: Engine, queue: BrokerQueue, address: str, selector: Selector | 
         engine.pass_on(queue, message, copy, address, queue.first_due_ms(message))
         queue.take_out(message)
 
-    return _steps(engine, queue, selector, act)
+    return _steps(engine, queue, choice, act)
 
 
 def return_dead_letters(
-    engine: Engine, queue: BrokerQueue, selector: Selector | None = None, check: Callable[[BrokerQueue], None] = _any_queue
+    engine: Engine, queue: BrokerQueue, choice: Choice = None, check: Callable[[BrokerQueue], None] = _any_queue
 ) -> Iterator[Progress]:
     """Return dead letters to the queue or subscription that they came from.
 
@@ -134,7 +156,7 @@ def return_dead_letters(
         engine.put_into(queue, message, draft, target)
         queue.take_out(message)
 
-    return _steps(engine, queue, selector, act)
+    return _steps(engine, queue, choice, act)
 
 
 def delete(engine: Engine, queue: BrokerQueue, *, force: bool = False) -> None:
@@ -193,8 +215,29 @@ def _plain(value: Any) -> str | int | None:
 # -- how ---------------------------------------------------------------------------------------------------------------
 
 
-def _steps(engine: Engine, queue: BrokerQueue, selector: Selector | None, act: _Act) -> Iterator[Progress]:
-    """Process the messages that wait now, in their order, and then the delayed messages."""
+def _steps(engine: Engine, queue: BrokerQueue, choice: Choice, act: _Act) -> Iterator[Progress]:
+    """Process the chosen messages, or those that wait now, in their order, and then the delayed messages."""
+    if isinstance(choice, tuple):
+        return _chosen_steps(engine, queue, choice, act)
+    return _matching_steps(engine, queue, choice, act)
+
+
+def _chosen_steps(engine: Engine, queue: BrokerQueue, chosen: tuple[ChosenMessage, ...], act: _Act) -> Iterator[Progress]:
+    progress, steps = Progress(), Allowance()
+    for each in chosen:
+        message = None if queue.deleted else each.found_in(queue)
+        if message is None:
+            progress.leave(GONE)
+            continue
+        _deal_with(engine, queue, message, act, progress, steps)
+        steps.left -= message.size_bytes * TURN_STEPS // STEP_BYTES
+        if steps.left <= 0:
+            steps = Allowance()
+            yield progress
+    yield progress
+
+
+def _matching_steps(engine: Engine, queue: BrokerQueue, selector: Selector | None, act: _Act) -> Iterator[Progress]:
     progress = Progress()
     end = engine.next_position
     step_messages = STEP_MESSAGES

@@ -62,6 +62,7 @@ class Loader:
         Raises DamagedRecord.
         """
         self.engine = engine
+        self._deliveries, self._bodies = engine.deliveries, engine.bodies
         self.snapshot = snapshot
         self._violations = violations = engine.violations
         self.fence = Fence(violations=violations)
@@ -72,6 +73,7 @@ class Loader:
         #: Queue ids by mid, of messages older than the snapshot. The messages of one queue share a tuple.
         self._wanted: dict[int, tuple[int, ...]] = {}
         self._old_fence = Fence(sequence=-1, violations=violations)
+        self._sizes: dict[int, int] = {}  # messages of the same size share one integer object
         self._delayed: dict[int, int] = {}  # mid -> when the message may be delivered
         self.first_offset = 0
         if snapshot is not None:
@@ -159,33 +161,34 @@ class Loader:
 
     def _fetch(self, header: Header, value: bytes) -> None:
         """Load the bodies of messages whose mids are in the snapshot."""
-        index, first_mid = 0, mid_of(header.sequence, 0)
+        mid, wanted, hold = mid_of(header.sequence, 0), self._wanted, self._hold
         for op, start, end in entries(value):
             if op == Op.SEND:
-                mid = first_mid + index
-                queue_ids = self._wanted.pop(mid, None)
-                if queue_ids is not None or LoadingViolation.UNWANTED_MESSAGES_NOT_COUNTED not in self._violations:
-                    index += 1
+                queue_ids = wanted.pop(mid, None)
                 if queue_ids is not None:
-                    self._hold(mid, decode_stored(value, start, end), queue_ids)
+                    hold(mid, decode_stored(value, start, end), queue_ids)
+                    mid += 1
+                elif LoadingViolation.UNWANTED_MESSAGES_NOT_COUNTED not in self._violations:
+                    mid += 1
 
     def _hold(self, mid: int, stored: StoredSend, queue_ids: tuple[int, ...]) -> None:
         flags, priority, expiry_ms, delivery_time_ms, body = stored
         group = stored_group(flags, body) if flags & SendFlag.GROUPED else None
-        message = BrokerMessage(body, min(priority, PRIORITY_MAX), expiry_ms, group)
+        message = BrokerMessage(body, priority if priority < PRIORITY_MAX else PRIORITY_MAX, expiry_ms, group)
         message.mid, message.durable = mid, True
+        message.size_bytes = self._sizes.setdefault(message.size_bytes, message.size_bytes)
         if delivery_time_ms and not any(mid in self._counts.get(queue_id, ()) for queue_id in queue_ids):
             self._delayed[mid] = delivery_time_ms
-        deliveries = self.engine.deliveries
-        message.position = deliveries.next_position
-        deliveries.next_position += 1
+        # Messages arrive here in the order of their mids. A number of its own would take 32 bytes for each message.
+        message.position = mid
+        self._deliveries.next_position = mid + 1
         for queue_id in queue_ids:
             live = self._live.get(queue_id)
             if live is not None:
                 live[mid] = message
                 message.references += 1
         if message.references:
-            self.engine.bodies.hold(message)
+            self._bodies.hold(message, loading=True)
 
     def _send(self, mid: int, send: Send) -> None:
         if send.duplicate_ids:

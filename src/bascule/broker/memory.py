@@ -52,6 +52,7 @@ BLOCK_AT: Final = 0.8
 FREE_AT: Final = 0.75
 #: Share of the limit that one part may use, so that no single part keeps producers blocked.
 BODIES_SHARE: Final = 0.25
+LOADED_BODIES_SHARE: Final = 0.0625  # of bodies that a starting broker loads; the first messages are delivered first
 TRANSACTIONS_SHARE: Final = 0.25
 BRANCHES_SHARE: Final = 0.25
 SELECTORS_SHARE: Final = 0.125
@@ -93,20 +94,12 @@ class MemoryAccount:
     __slots__ = (
         "_measured", "_measured_bytes", "_waiting", "block_at_bytes", "blocked", "bodies_bytes", "bodies_max_bytes",
         "branches_max_bytes", "credit_max", "entries", "free_at_bytes", "in_flight_max_bytes", "ingress_bytes",
-        "limit_bytes", "messages", "on_change", "plans_bytes", "producers", "run", "selector_chars", "selector_chars_max", "shortage",
-        "transactions_bytes", "transactions_max_bytes", "unsettled",
+        "limit_bytes", "loaded_bodies_max_bytes", "messages", "on_change", "plans_bytes", "producers", "run", "selector_chars",
+        "selector_chars_max", "shortage", "transactions_bytes", "transactions_max_bytes", "unsettled",
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
-        self.limit_bytes = limit_bytes
-        self.block_at_bytes = int(BLOCK_AT * limit_bytes)
-        self.free_at_bytes = int(FREE_AT * limit_bytes)
-        self.bodies_max_bytes = int(BODIES_SHARE * limit_bytes)
-        self.transactions_max_bytes = int(TRANSACTIONS_SHARE * limit_bytes)
-        self.branches_max_bytes = int(BRANCHES_SHARE * limit_bytes)
-        self.in_flight_max_bytes = int(IN_FLIGHT_SHARE * limit_bytes)
-        #: Messages for which all producers together may have credit. They still fit if they arrive after producers are blocked.
-        self.credit_max = (limit_bytes - self.block_at_bytes) // (MESSAGE_BYTES + UNSETTLED_BYTES)
+        self.limit(limit_bytes)
         self.bodies_bytes = 0
         self.messages = 0
         self.entries = 0  # places of messages in queues
@@ -115,7 +108,6 @@ class MemoryAccount:
         self.plans_bytes = 0  # of plans of commits and branches: encoded entries that are not journaled yet
         self.ingress_bytes = 0
         self.selector_chars = 0  # of consumers and subscriptions
-        self.selector_chars_max = int(SELECTORS_SHARE * limit_bytes) // SELECTOR_CHAR_BYTES
         self.producers = 0  # links that get credit
         self.shortage = ""
         self.blocked = ""
@@ -124,6 +116,20 @@ class MemoryAccount:
         self._measured: dict[MemoryPart, int] = {}
         self._measured_bytes = 0
         self._waiting: dict[object, Callable[[], object]] = {}
+
+    def limit(self, limit_bytes: int) -> None:
+        """Set the limit. Memory in use beyond it stays in use."""
+        self.limit_bytes = limit_bytes
+        self.block_at_bytes = int(BLOCK_AT * limit_bytes)
+        self.free_at_bytes = int(FREE_AT * limit_bytes)
+        self.bodies_max_bytes = int(BODIES_SHARE * limit_bytes)
+        self.loaded_bodies_max_bytes = int(LOADED_BODIES_SHARE * limit_bytes)
+        self.transactions_max_bytes = int(TRANSACTIONS_SHARE * limit_bytes)
+        self.branches_max_bytes = int(BRANCHES_SHARE * limit_bytes)
+        self.in_flight_max_bytes = int(IN_FLIGHT_SHARE * limit_bytes)
+        #: Messages for which all producers together may have credit. They still fit if they arrive after producers are blocked.
+        self.credit_max = (limit_bytes - self.block_at_bytes) // (MESSAGE_BYTES + UNSETTLED_BYTES)
+        self.selector_chars_max = int(SELECTORS_SHARE * limit_bytes) // SELECTOR_CHAR_BYTES
 
     @property
     def used_bytes(self) -> int:

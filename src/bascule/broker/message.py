@@ -100,16 +100,23 @@ class Bodies:
         """Return the cost of reading a message's body, in steps of about a microsecond."""
         return message.size_bytes // STORED_BYTES_PER_STEP if message.body is None else 0
 
-    def hold(self, message: BrokerMessage) -> None:
-        """Count a message that a queue took, and move its body to the store if memory is short."""
+    def hold(self, message: BrokerMessage, *, loading: bool = False) -> None:
+        """Count a message that a queue took, and move its body to the store if memory is short.
+
+        ``loading``: the broker loads its state. Then less memory is used, because most messages of a deep queue wait for long.
+        """
         account, size = self.account, message.size_bytes
         account.messages += 1
         account.entries += message.references
-        short = account.bodies_bytes + size > account.bodies_max_bytes or account.blocked
-        if short and self.store is not None and message.body is not None:
-            # If the store has no room either, the body stays: the account blocks producers before memory ends.
-            with suppress(OSError):
-                message.handle = self.store.put(message.body, message)
+        most = account.loaded_bodies_max_bytes if loading else account.bodies_max_bytes
+        short = account.bodies_bytes + size > most or account.blocked
+        body, store = message.body, self.store
+        if short and store is not None and body is not None:
+            try:
+                message.handle = store.put(body, message)
+            except OSError:
+                pass  # the body stays: the account blocks producers before memory ends
+            else:
                 message.body = None
                 self.stored_bytes += size
                 return

@@ -26,6 +26,10 @@ CLIENTS_LEAVE_S: Final = 3.0
 HANDOVER_SNAPSHOT_S: Final = 6.0
 
 
+#: Why a standby does not serve.
+STANDING_BY: Final = "standing by"
+
+
 class NodeViolation(enum.StrEnum):
     """Rules of a broker process that a test can break."""
 
@@ -231,10 +235,10 @@ class NodeProtocol:
         effects = self._effects
         waited = await effects.election(STANDBY_AFTER_S)
         if waited is ElectionOutcome.TIMEOUT:
-            self.reason = "standing by"
+            self.reason = STANDING_BY
             self.announced = True
             effects.standing_by()
-            effects.note(Severity.INFO, "standing by", "another broker serves, or Kafka has not elected a broker yet")
+            effects.note(Severity.INFO, STANDING_BY, "another broker serves, or Kafka has not elected a broker yet")
             waited = await effects.election(None)
         if effects.stopping():
             self._move(NodeEvent.STOP)

@@ -106,6 +106,17 @@ def _packed(numbers: list[int]) -> Iterator[bytes]:
         yield struct.pack(f">{len(part)}Q", *part)
 
 
+def queues_of(data: bytes) -> list[tuple[int, str, str]]:
+    """Return id, name and address of each queue of a snapshot that :func:`encode` wrote, of any version. Raises DamagedRecord."""
+    try:
+        (length,) = _LENGTH.unpack_from(data)
+        return [
+            (int(queue["id"]), str(queue["name"]), str(queue["address"])) for queue in json.loads(data[4 : 4 + length])["queues"]
+        ]  # fmt: skip
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        raise DamagedRecord(f"snapshot: {error}") from error
+
+
 def decode(data: bytes) -> Snapshot:
     """Return the snapshot that :func:`encode` wrote. Raises DamagedRecord."""
     try:

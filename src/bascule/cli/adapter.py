@@ -10,7 +10,7 @@ import typer
 
 from bascule.cli.config import ConfigOption
 from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
-from bascule.cli.output import Format, FormatOption, as_json, line, note, table
+from bascule.cli.output import Format, FormatOption, line, note, show_document, show_rows
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -70,12 +70,13 @@ def status(
     ]  # fmt: skip
     inbound.close()
     dead = DeadLetters(settings, group, topic).count()
-    if output is Format.JSON:
-        line(as_json({"group": group, "partitions": rows, "dead_letters": dead}, indent=2))
-        return
-    if rows:
-        table(tuple(name.replace("_", " ") for name in rows[0]), ([*list(row.values())[:-1], " ".join(row["claimed"])] for row in rows))
-    line(f"{group}: {sum(row['in_flight'] for row in rows)} in flight, {dead} dead letters")
+
+    def draw() -> None:
+        if rows:
+            show_rows(rows, tuple(rows[0]), output)
+        line(f"{group}: {sum(row['in_flight'] for row in rows)} in flight, {dead} dead letters")
+
+    show_document({"group": group, "partitions": rows, "dead_letters": dead}, output, draw)
 
 
 @dead_letters.command("list", epilog="Example:  bascule adapter dead-letters list --group shop.payments")
@@ -93,9 +94,9 @@ def list_letters(
 
     letters = DeadLetters(_kafka(kafka, settings_with_log(config, log_format, log_level)), group, topic).waiting()
     if output is Format.JSON:
-        line(as_json([asdict(letter) for letter in letters], indent=2))
-    elif letters:
-        table(("offset", "origin", "failures", "error", "key", "bytes", "sent at"), map(_row, letters))
+        show_rows(map(asdict, letters), (), output)
+    elif letters or output is Format.CSV:
+        show_rows(map(_row, letters), ("offset", "origin", "failures", "error", "key", "bytes", "sent_at"), output)
     else:
         line(f"{group}: no dead letters")
 
@@ -124,7 +125,10 @@ def _kafka(servers: str | None, settings: Settings) -> dict[str, Any]:
     return {"bootstrap.servers": servers, **settings.kafka.client}
 
 
-def _row(letter: DeadLetter) -> tuple[object, ...]:
+def _row(letter: DeadLetter) -> dict[str, object]:
     key = (letter.key or b"").decode(errors="replace")
     sent = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter.at_ms / 1000))
-    return letter.offset, letter.origin, letter.failures, letter.error, key, letter.size_bytes, sent
+    return {
+        "offset": letter.offset, "origin": letter.origin, "failures": letter.failures, "error": letter.error, "key": key,
+        "bytes": letter.size_bytes, "sent_at": sent, "partition": letter.partition,
+    }  # fmt: skip

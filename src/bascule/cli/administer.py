@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.config import ConfigOption
-from bascule.cli.output import Format, FormatOption, as_json, line, note, table
+from bascule.cli.output import Format, FormatOption, cell, note, show_document, show_result, show_rows, table
 
 queues = typer.Typer(help="Show queues, and act on them.", epilog="Example:  bascule queue show orders", no_args_is_help=True)
 dead_letters = typer.Typer(
@@ -26,7 +25,7 @@ branches = typer.Typer(
     no_args_is_help=True,
 )
 ingresses = typer.Typer(
-    help="Control how the broker reads messages from ingresses.", epilog="Example:  bascule ingress reset", no_args_is_help=True
+    help="Show ingresses, and pause, resume, stop or restart one.", epilog="Example:  bascule ingress list", no_args_is_help=True
 )
 
 QUEUE_COLUMNS = ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers")
@@ -35,6 +34,10 @@ DEAD_LETTER_COLUMNS = ("message_id", "address", "queue", "reason", "deliveries",
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue, or of the queue of a subscription")]
 BranchXid = Annotated[str, typer.Argument(metavar="XID", help="Xid of the branch, as `branch list` shows it")]
 SelectorOption = Annotated[str, typer.Option("--selector", help="Select only messages that match this JMS selector")]
+IdsOption = Annotated[
+    list[str] | None,
+    typer.Option("--id", metavar="ID", help="Select this message, as `queue messages` shows it; repeat for more", show_default=False),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Delete the queue even if it has messages or consumers")]
 DeadLettersOption = Annotated[
     str, typer.Option("--queue", metavar="QUEUE", help="Queue that contains them (default: the dead-letter address)", show_default=False)
@@ -51,22 +54,18 @@ def register(app: typer.Typer) -> None:
     app.add_typer(ingresses, name="ingress")
 
 
-def show_rows(rows: Iterable[Mapping[str, Any]], columns: tuple[str, ...], output: Format) -> None:
-    """Print some columns as a table, or all as JSON."""
-    if output is Format.JSON:
-        line(as_json(list(rows), indent=2))
-    else:
-        table(tuple(column.replace("_", " ") for column in columns), ([row[column] for column in columns] for row in rows))
-
-
 def _done(answer: dict[str, Any], output: Format) -> None:
     """Print the result of an action. If messages could not be processed, report them and exit with 1."""
     left: dict[str, int] = answer.get("left", {})
-    line(as_json(answer) if output is Format.JSON else "  ".join(f"{name} {value}" for name, value in answer.items() if name != "left"))
+    show_result(answer if output is Format.JSON else {name: value for name, value in answer.items() if name != "left"}, output)
     for reason, count in left.items():
         note(f"left {count}: {reason}")
     if left:
         raise typer.Exit(1)
+
+
+def _chosen(ids: list[str] | None) -> dict[str, str]:
+    return {"ids": " ".join(ids)} if ids else {}
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -82,14 +81,15 @@ def list_queues(config: ConfigOption = None, admin: AdminOption = None, output: 
 def show_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Show the state, the consumers and the effective settings of a queue (times in ms)."""
     queue = AdminApiClient(admin, config).look("queues", name=name)
-    if output is Format.JSON:
-        line(as_json(queue, indent=2))
-        return
-    consumers, settings = queue.pop("consumer_list"), queue.pop("settings")
-    table(("queue", ""), queue.items())
-    if consumers:
-        show_rows(consumers, tuple(consumers[0]), output)
-    table(("setting", "value"), settings.items())
+
+    def draw() -> None:
+        consumers = queue["consumer_list"]
+        table(("queue", ""), ((name, cell(value)) for name, value in queue.items() if name not in ("consumer_list", "settings")))
+        if consumers:
+            show_rows(consumers, tuple(consumers[0]), output)
+        table(("setting", "value"), queue["settings"].items())
+
+    show_document(queue, output, draw)
 
 
 @queues.command("create", epilog="Example:  bascule queue create orders")
@@ -102,12 +102,13 @@ def create_queue(name: QueueName, config: ConfigOption = None, admin: AdminOptio
 def purge_queue(
     name: QueueName,
     selector: SelectorOption = "",
+    ids: IdsOption = None,
     config: ConfigOption = None,
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Delete the messages of a queue, except those that a consumer holds."""
-    _done(AdminApiClient(admin, config).act("queues/purge", name=name, selector=selector), output)
+    _done(AdminApiClient(admin, config).act("queues/purge", name=name, selector=selector, **_chosen(ids)), output)
 
 
 @queues.command("move", epilog='Example:  bascule queue move orders orders.later --selector "priority < 3"')
@@ -115,12 +116,13 @@ def move_queue(
     name: QueueName,
     to: Annotated[str, typer.Argument(metavar="TO", help="Name of the target queue")],
     selector: SelectorOption = "",
+    ids: IdsOption = None,
     config: ConfigOption = None,
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Move the messages of a queue to another queue, except those that a consumer holds. Exit with 1 if some could not be moved."""
-    _done(AdminApiClient(admin, config).act("queues/move", name=name, to=to, selector=selector), output)
+    _done(AdminApiClient(admin, config).act("queues/move", name=name, to=to, selector=selector, **_chosen(ids)), output)
 
 
 @queues.command("delete", epilog="Example:  bascule queue delete orders --force")
@@ -145,7 +147,7 @@ def list_dead_letters(
     """Show dead letters with their origin, reason and number of deliveries."""
     rows = AdminApiClient(admin, config).look("dead-letters", queue=queue, count=count)
     for row in rows:
-        row["moved_at"] = _moment(row["moved_at_ms"])
+        row["moved_at"] = moment(row["moved_at_ms"])
     show_rows(rows, DEAD_LETTER_COLUMNS, output)
 
 
@@ -153,15 +155,17 @@ def list_dead_letters(
 def return_dead_letters(
     queue: DeadLettersOption = "",
     selector: SelectorOption = "",
+    ids: IdsOption = None,
     config: ConfigOption = None,
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Return dead letters to their original queues and subscriptions. Exit with 1 if some could not be returned."""
-    _done(AdminApiClient(admin, config).act("dead-letters/return", queue=queue, selector=selector), output)
+    _done(AdminApiClient(admin, config).act("dead-letters/return", queue=queue, selector=selector, **_chosen(ids)), output)
 
 
-def _moment(time_ms: int | None) -> str | None:
+def moment(time_ms: int | None) -> str | None:
+    """Return a time in milliseconds since the epoch as text in UTC."""
     if time_ms is None:
         return None
     return datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -213,7 +217,7 @@ def close_connection(
 @branches.command("list", epilog="Example:  bascule branch list")
 def list_branches(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Show branches that are prepared, and branches that an administrator has ended and that are not forgotten yet."""
-    found = [{**each, "since": _moment(each["since_ms"])} for each in AdminApiClient(admin, config).look("status")["branches"]]
+    found = [{**each, "since": moment(each["since_ms"])} for each in AdminApiClient(admin, config).look("status")["branches"]]
     show_rows(found, ("xid", "state", "since", "sent", "received", "bytes", "user"), output)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bascule.cli.config import ConfigOption
 from bascule.cli.load_plan import SIZE_MIN, LoadPlan
-from bascule.cli.messages import BrokerOption, UserOption, connection_factory
-from bascule.cli.output import Format, FormatOption, as_json, line, table
+from bascule.cli.login import PasswordFileOption, UserOption
+from bascule.cli.messages import BrokerOption, connection_factory
+from bascule.cli.output import Format, FormatOption, line, show_document, table
 from bascule.core.build import build
 from bascule.core.errors import InvalidInput
 
@@ -51,6 +53,7 @@ def bench(
     ] = False,
     broker: BrokerOption = None,
     user: UserOption = None,
+    password_file: PasswordFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -67,7 +70,7 @@ def bench(
     )  # fmt: skip
     from bascule.cli.load import Load
 
-    counts = Load(connection_factory(broker, user, config), plan).run()
+    counts = Load(connection_factory(broker, user, config, password_file), plan).run()
     show(counts, output)
     if counts.negative:
         raise typer.Exit(1)
@@ -76,9 +79,10 @@ def bench(
 def show(counts: LoadCounts, output: Format) -> None:
     """Print the report."""
     results = counts.summary()
-    if output is Format.JSON:
-        line(as_json({"build": build(), "plan": counts.plan.described(), "results": results}, indent=2))
-        return
+    show_document({"build": build(), "plan": counts.plan.described(), "results": results}, output, partial(_draw, results))
+
+
+def _draw(results: dict[str, Any]) -> None:
     rows = [[name, *(_cell(results[name][key]) for key in COLUMNS.values())] for name in ("confirmed", "received")]
     table(("", *COLUMNS), rows)
     line(", ".join(f"{name} {results[name]:,}" for name in COUNTS))

@@ -1,13 +1,16 @@
-"""``bascule config``: check the settings, and show the source of each."""
+"""``bascule config``: check the settings, show the source of each, and let a broker reload them."""
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from bascule.cli.output import Format, FormatOption, as_json, line, note, table
+from bascule.cli.admin import AdminApiClient, AdminOption
+from bascule.cli.output import Format, FormatOption, as_json, line, note, show_document, show_rows
 
 ConfigOption = Annotated[
     Path | None,
@@ -15,7 +18,7 @@ ConfigOption = Annotated[
 ]
 
 commands = typer.Typer(
-    help="Check and show the settings.", epilog="Example:  bascule config check --config bascule.toml", no_args_is_help=True
+    help="Check, show and reload the settings.", epilog="Example:  bascule config check --config bascule.toml", no_args_is_help=True
 )
 
 
@@ -28,22 +31,45 @@ def register(app: typer.Typer) -> None:
 def check(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> None:
     """Check the settings. Report all errors, and exit with 2 if there are any."""
     from bascule.config import load
-    from bascule.server.tls import amqp_tls, server_context
+    from bascule.server.certificates import certificate_weaknesses
+    from bascule.server.key_source import key_source
+    from bascule.server.listener_tls import amqp_tls, server_context
     from bascule.server.user_directory import weaknesses
 
     loaded = load(config)
     amqp_tls(loaded.settings.broker.tls)
     server_context(loaded.settings.admin.tls, "admin.tls")
-    for weakness in weaknesses(loaded.settings):
+    for weakness in (*weaknesses(loaded.settings), *certificate_weaknesses(loaded.settings, time.time())):
         note(f"warning: {weakness}")
+    if loaded.settings.broker.oidc.enabled:
+        key_source(loaded.settings.broker.oidc)
     diverts, ingresses, rules = loaded.settings.divert, loaded.settings.ingress, loaded.settings.permission
-    if output is Format.JSON:
-        found = {"diverts": diverts, "ingresses": ingresses}
-        names = {key: [each.name for each in pipelines] for key, pipelines in found.items()}
-        line(as_json({"file": loaded.file, **names, "permissions": [rule.match for rule in rules]}))
-    else:
-        allowed = f"{len(rules)} permission rules" if rules else "no permission rules: every client may do everything"
-        line(f"{loaded.file or 'no file'}: valid ({len(diverts)} diverts, {len(ingresses)} ingresses, {allowed})")
+    names = {"diverts": [each.name for each in diverts], "ingresses": [each.name for each in ingresses]}
+    allowed = f"{len(rules)} permission rules" if rules else "no permission rules: every client may do everything"
+    text = f"{loaded.file or 'no file'}: valid ({len(diverts)} diverts, {len(ingresses)} ingresses, {allowed})"
+    show_document({"file": loaded.file, **names, "permissions": [rule.match for rule in rules]}, output, partial(line, text))
+
+
+@commands.command(epilog="Example:  bascule config reload && echo all changes are in effect")
+def reload(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Let a running broker read its settings again. Exit with 1 if a changed setting needs a restart."""
+    found = AdminApiClient(admin, config).send("POST", "config/reload")
+    show_document(found, output, partial(_draw_reload, found))
+    if found["needs_restart"]:
+        raise typer.Exit(1)
+
+
+def _draw_reload(found: dict[str, Any]) -> None:
+    for each in found["applied"]:
+        line(f"applied: {_change(each)}{'' if each['effect'] == 'at once' else '; for what begins from now on'}")
+    for each in found["needs_restart"]:
+        line(f"needs a restart: {_change(each)}")
+    line(f"unchanged: {len(found['unchanged'])} settings")
+
+
+def _change(change: dict[str, Any]) -> str:
+    before, after = ("unset" if value is None else as_json(value) for value in (change["before"], change["after"]))
+    return f"{change['setting']} ({before} -> {after})"
 
 
 @commands.command(epilog="Example:  bascule config show --format json")
@@ -53,6 +79,7 @@ def show(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> No
 
     values = load(config).explain()
     if output is Format.JSON:
-        line(as_json([value._asdict() for value in values], indent=2))
+        show_rows([value._asdict() for value in values], (), output)
     else:
-        table(("setting", "value", "source"), ((key, as_json(value), source) for key, value, source in values))
+        rows = [{"setting": key, "value": as_json(value), "source": source} for key, value, source in values]
+        show_rows(rows, ("setting", "value", "source"), output)

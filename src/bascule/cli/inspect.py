@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
-from bascule.cli.administer import QUEUE_COLUMNS, show_rows
+from bascule.cli.administer import QUEUE_COLUMNS
 from bascule.cli.config import ConfigOption
+from bascule.cli.kafka_access import with_own_access
 from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
-from bascule.cli.output import Format, FormatOption, as_json, line, table
+from bascule.cli.output import Format, FormatOption, as_json, line, show_document, show_rows, table
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -42,10 +44,10 @@ def status(
     broker = AdminApiClient(admin, config)
     while True:
         answer = broker.look("status")
-        if output is Format.JSON:
-            line(as_json(answer, indent=None if watch else 2))
+        if output is Format.JSON and watch:
+            line(as_json(answer))
         else:
-            _show(answer)
+            show_document(answer, output, partial(_show, answer))
         if watch is None:
             return
         time.sleep(watch)
@@ -70,11 +72,7 @@ def verify(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Compare the journal with the target topics of diverts: counts, digests, first difference. Exit with 1 if they differ."""
-    settings = settings_with_log(config, log_format, log_level)
-    if settings.kafka.bootstrap_servers is None:
-        raise InvalidInput(
-            "kafka.bootstrap_servers is not set; for the Kafka of `bascule up`, set BASCULE_KAFKA__BOOTSTRAP_SERVERS=HOST:PORT"
-        )
+    settings = with_own_access(settings_with_log(config, log_format, log_level))
     known = {each.name for each in settings.divert}
     if unknown := sorted(set(divert or ()) - known):
         raise InvalidInput(f"no divert named {', '.join(unknown)}; known are {', '.join(sorted(known)) or 'none'}")
@@ -120,9 +118,7 @@ def _figure(name: str, value: float) -> str:
 
 def _show_audit(results: list[AuditResult], output: Format) -> None:
     rows = [dataclasses.asdict(result) | {"exact": result.exact} for result in results]
-    if output is Format.JSON:
-        line(as_json(rows, indent=2))
-    elif rows:
-        table(tuple(name.replace("_", " ") for name in rows[0]), (list(row.values()) for row in rows))
+    if rows or output in (Format.JSON, Format.CSV):
+        show_rows(rows, tuple(rows[0]) if rows else ("divert",), output)
     else:
         line("no diverts to verify")

@@ -9,7 +9,25 @@ from typing import Annotated
 import typer
 
 from bascule import __version__
-from bascule.cli import adapter, administer, bench, config, inspect, messages, run, user, xa
+from bascule.cli import (
+    adapter,
+    administer,
+    backup,
+    bench,
+    check,
+    completion,
+    config,
+    context,
+    inspect,
+    look,
+    messages,
+    pipelines,
+    run,
+    top,
+    user,
+    why,
+    xa,
+)
 from bascule.cli.output import fail, line
 from bascule.core.build import build
 from bascule.core.errors import BasculeError
@@ -31,10 +49,18 @@ for register in (
     bench.register,
     inspect.register,
     administer.register,
+    pipelines.register,
+    look.register,
+    why.register,
     user.register,
     xa.register,
     adapter.register,
     config.register,
+    backup.register,
+    completion.register,
+    check.register,
+    top.register,
+    context.register,  # last: it adds an option to the commands of the others
 ):
     register(app)
 
@@ -65,7 +91,7 @@ def main() -> None:
     show_stacks_on_signal()
     configure(LogSettings(level="warning"))  # until a command has read its settings
     try:
-        app()
+        app(prog_name="bascule")  # the name in the scripts for completion, also for `python -m bascule`
     except BasculeError as error:
         fail(str(error))
         sys.exit(error.exit_code)

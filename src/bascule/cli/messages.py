@@ -7,14 +7,17 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bascule.cli.config import ConfigOption
-from bascule.cli.output import Format, FormatOption, as_json, line, note, table
+from bascule.cli.login import PasswordFileOption, UserOption, credentials, warn_of_password
+from bascule.cli.output import CsvRows, Format, FormatOption, as_json, line, note, show_result, show_rows, table
 from bascule.core.errors import InvalidInput
+from bascule.core.masking import PropertyMask
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
 BODY_SHOWN = 80
 #: Prefetch of a browser, and of a consumer of many messages.
 AHEAD = 100
+#: Fields of a message, in the order of a table with all fields and of CSV.
+FIELDS = (
+    "message_id", "correlation_id", "destination", "reply_to", "type", "delivery_mode", "priority", "timestamp_ms", "expiration_ms",
+    "redelivered", "delivery_count", "group_id", "user_id", "properties", "body_kind", "body",
+)  # fmt: skip
 PROPERTY_TYPES = ("string", "boolean", "byte", "short", "int", "long", "float", "double")
 
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of the queue or topic")]
@@ -33,12 +41,9 @@ BrokerOption = Annotated[
     typer.Option(
         "--broker",
         metavar="URL",
-        help="amqp://[USER:PASSWORD@]HOST[:PORT], or amqps:// for TLS (default: the broker in the settings)",
+        help="amqp://HOST[:PORT], or amqps:// for TLS (default: the broker in the settings)",
         show_default=False,
     ),
-]
-UserOption = Annotated[
-    str | None, typer.Option("--user", metavar="NAME:PASSWORD", help="User and password for the connection", show_default=False)
 ]
 TopicOption = Annotated[bool, typer.Option("--topic", help="The destination is a topic, not a queue")]
 SelectorOption = Annotated[str, typer.Option("--selector", help="Select only messages that match this JMS selector")]
@@ -78,6 +83,7 @@ def send(
     ] = None,
     broker: BrokerOption = None,
     user: UserOption = None,
+    password_file: PasswordFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -91,12 +97,12 @@ def send(
     }
     from bascule.client import Message
 
-    with connection_factory(broker, user, config).connect() as context:
+    with connection_factory(broker, user, config, password_file).connect() as context:
         producer = context.producer(
             _destination(destination, topic), persistent=not non_persistent, priority=priority, time_to_live_s=ttl_ms / 1000
         )
         sent = producer.send_many(Message(body, **fields) for body in _bodies(text, file) for _ in range(count))
-    line(as_json({"sent": sent}) if output is Format.JSON else f"sent {sent}")
+    show_result({"sent": sent}, output)
 
 
 def receive(
@@ -108,16 +114,21 @@ def receive(
     selector: SelectorOption = "",
     broker: BrokerOption = None,
     user: UserOption = None,
+    password_file: PasswordFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Receive messages, and acknowledge each after printing it. Exit with 1 if fewer than `--count` messages arrived in time."""
     from bascule.client import Acknowledge
 
-    streaming = follow or output is Format.JSON
+    if follow and output is not Format.CSV:
+        output = Format.JSON
+    streaming = output in (Format.JSON, Format.CSV)
+    show = _shower(output)
+    mask = _mask(config)
     page: list[Message] = []
     taken = 0
-    with connection_factory(broker, user, config).connect(Acknowledge.CLIENT) as context:
+    with connection_factory(broker, user, config, password_file).connect(Acknowledge.CLIENT) as context:
         consumer = context.consumer(_destination(destination, topic), selector=selector, prefetch=AHEAD if follow else min(AHEAD, count))
         while follow or taken < count:
             if not follow:
@@ -127,7 +138,7 @@ def receive(
                 page.append(message)
                 taken += 1
             if streaming or message is None or len(page) == AHEAD or taken == count:
-                _show(map(_row, page), Format.JSON if streaming else Format.TABLE)
+                show(_row(each, mask) for each in page)
                 context.acknowledge()
                 page.clear()
             if message is None:
@@ -143,18 +154,20 @@ def browse(
     selector: SelectorOption = "",
     broker: BrokerOption = None,
     user: UserOption = None,
+    password_file: PasswordFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show the messages of a queue without removing them."""
     from bascule.client import Queue
 
-    with connection_factory(broker, user, config).connect() as context:
+    mask = _mask(config)
+    with connection_factory(broker, user, config, password_file).connect() as context:
         there = context.browse(Queue(destination), selector=selector)
-        _show((_row(message) for message in itertools.islice(there, count)), output)
+        _shower(output)(_row(message, mask) for message in itertools.islice(there, count))
 
 
-def connection_factory(broker: str | None, user: str | None, config: Path | None) -> ConnectionFactory:
+def connection_factory(broker: str | None, user: str | None, config: Path | None, password_file: Path | None) -> ConnectionFactory:
     """Return the factory for connections to a broker: to ``broker``, or to the broker in the settings. Raises InvalidInput."""
     from bascule.client import ConnectionFactory
 
@@ -169,12 +182,12 @@ def connection_factory(broker: str | None, user: str | None, config: Path | None
             from bascule.server.tls import client_context
 
             tls = client_context(settings.tls.certificate, "broker.tls")
-    if user is None:
+    else:
+        warn_of_password(broker)
+    login = credentials(user, password_file)
+    if login is None:
         return ConnectionFactory(broker, tls=tls)
-    name, colon, password = user.partition(":")
-    if not (name and colon):
-        raise InvalidInput("--user must be NAME:PASSWORD")
-    return ConnectionFactory(broker, user=name, password=password, tls=tls)
+    return ConnectionFactory(broker, user=login[0], password=login[1], tls=tls)
 
 
 def _destination(name: str, topic: bool) -> Queue | Topic:
@@ -220,7 +233,14 @@ def _boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _row(message: Message) -> dict[str, Any]:
+def _mask(config: Path | None) -> PropertyMask:
+    """Return which properties the settings hide. Raises InvalidInput."""
+    from bascule.config import load
+
+    return PropertyMask(load(config).settings.admin.masked_properties)
+
+
+def _row(message: Message, mask: PropertyMask) -> dict[str, Any]:
     """Return a message as JSON shows it, without the fields that it does not have."""
     to, reply_to = message.destination, message.reply_to
     fields: dict[str, Any] = {
@@ -236,7 +256,8 @@ def _row(message: Message) -> dict[str, Any]:
         "redelivered": message.redelivered,
         "delivery_count": message.delivery_count,
         "group_id": message.group_id,
-        "properties": message.properties,
+        "user_id": message.user_id,
+        "properties": mask.shown(message.properties),
         "body_kind": message.kind,
         "body": message.body,
     }
@@ -245,12 +266,24 @@ def _row(message: Message) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, "", {}) and (name, value) != ("expiration_ms", 0)}
 
 
-def _show(rows: Iterable[dict[str, Any]], output: Format) -> None:
-    if output is Format.JSON:
-        for row in rows:
-            line(as_json(row))
-        return
+def _shower(output: Format) -> Callable[[Iterable[dict[str, Any]]], None]:
+    """Return a function that prints messages, and may be called again for more. CSV and JSON print each message at once."""
+    match output:
+        case Format.JSON:
+            return _print_objects
+        case Format.CSV:
+            return CsvRows(FIELDS).write
+        case Format.WIDE:
+            return partial(show_rows, columns=FIELDS, output=output)
+    return _draw
 
+
+def _print_objects(rows: Iterable[dict[str, Any]]) -> None:
+    for row in rows:
+        line(as_json(row))
+
+
+def _draw(rows: Iterable[dict[str, Any]]) -> None:
     def short(row: dict[str, Any]) -> str:
         body = row.get("body", "")
         text = body if isinstance(body, str) else as_json(body)

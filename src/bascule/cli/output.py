@@ -5,20 +5,26 @@ from __future__ import annotations
 import enum
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import typer
 
 
 class Format(enum.StrEnum):
-    """The format of data."""
+    """The format of data: ``wide`` is a table with all fields."""
 
     TABLE = "table"
+    WIDE = "wide"
+    CSV = "csv"
     JSON = "json"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="Print a table or JSON.")]
+FormatOption = Annotated[
+    Format, typer.Option("--format", "-o", help="Print a table, a table with all fields (wide), CSV with all fields, or JSON.")
+]
+#: First characters of a cell that a spreadsheet program reads as a formula; the wide forms count in some languages.
+FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -71,3 +77,98 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     if not console.is_terminal:
         console.width = 10_000
     console.print(drawn)
+
+
+def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], output: Format) -> None:
+    """Print objects: some fields as a table, or all fields. The fields in ``columns`` come first."""
+    found = list(rows)
+    if output is Format.JSON:
+        line(as_json(found, indent=2))
+        return
+    shown = columns if output is Format.TABLE else tuple(dict.fromkeys((*columns, *(name for row in found for name in row))))
+    if output is Format.CSV:
+        CsvRows(shown).write(found)
+    else:
+        table(tuple(column.replace("_", " ") for column in shown), ([cell(row.get(column)) for column in shown] for row in found))
+
+
+def show_document(document: Mapping[str, Any], output: Format, draw: Callable[[], None]) -> None:
+    """Print one object: as JSON, as CSV with a row for each value, or as ``draw`` does."""
+    if output is Format.JSON:
+        line(as_json(document, indent=2))
+    elif output is Format.CSV:
+        CsvRows(("field", "value")).write({"field": field, "value": value} for field, value in _values(document))
+    else:
+        draw()
+
+
+def show_result(result: Mapping[str, Any], output: Format) -> None:
+    """Print the result of an action on one line."""
+    if output is Format.JSON:
+        line(as_json(result))
+    elif output is Format.CSV:
+        CsvRows(tuple(result)).write([result])
+    else:
+        line("  ".join(f"{name} {value}" for name, value in result.items()))
+
+
+class _Lines:
+    """The file of a CSV writer, which writes each row at once."""
+
+    def write(self, text: str) -> None:
+        """Print a row."""
+        line(text)
+
+
+class CsvRows:
+    """Rows of CSV (RFC 4180, with the line ends of Unix). Prints the header at once.
+
+    Texts are in quotation marks. A text that a spreadsheet program would read as a formula gets an apostrophe in front: names and bodies
+    come from clients.
+    """
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        import csv
+
+        self._columns = columns
+        self._writer = csv.writer(_Lines(), quoting=csv.QUOTE_NONNUMERIC, lineterminator="")
+        self._writer.writerow(columns)
+
+    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Print rows."""
+        for row in rows:
+            self._writer.writerow([_csv_cell(row.get(column)) for column in self._columns])
+
+
+def cell(value: object) -> object:
+    """Return a value for a cell of a table or of CSV: the items of a list with commas, other nested values as JSON."""
+    match value:
+        case list() | tuple() if not any(isinstance(item, dict | list | tuple) for item in value):
+            return ", ".join(str(item) for item in value)
+        case dict() | list() | tuple():
+            return as_json(value)
+        case bytes():
+            return value.hex()
+    return value
+
+
+def _csv_cell(value: object) -> str | int | float:
+    shown = cell(value)
+    if isinstance(shown, bool):
+        return "true" if shown else "false"
+    if isinstance(shown, int | float):
+        return shown
+    text = "" if shown is None else str(shown)
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+
+
+def _values(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Return the values of a nested object with their paths. A path has dots between names and numbers."""
+    for name, value in document.items():
+        match value:
+            case dict():
+                yield from _values(value, f"{prefix}{name}.")
+            case list() if any(isinstance(item, dict) for item in value):
+                yield from _values({str(number): item for number, item in enumerate(value)}, f"{prefix}{name}.")
+            case _:
+                yield f"{prefix}{name}", value

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from bascule.cli.config import ConfigOption
+from bascule.cli.kafka_access import with_own_access
 from bascule.cli.log import LogFormatOption, LogLevelOption
+from bascule.cli.log_reload import LogReload
+from bascule.cli.login import configured_user
 from bascule.cli.output import line
+from bascule.core.environment import NOTHING, PIPELINES_NEED, inherited
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.extras import require
 from bascule.core.log import configure, get_log
@@ -23,6 +29,8 @@ from bascule.core.signals import StopSignals
 
 if TYPE_CHECKING:
     from bascule.config import Configuration, Settings
+    from bascule.embedded.kafka import EmbeddedKafka
+    from bascule.embedded.service_manager import ServiceManager
     from bascule.server.supervisor import Part
 
 DataDirOption = Annotated[
@@ -44,8 +52,19 @@ AdminPortOption = Annotated[
 ]
 UserOption = Annotated[
     list[str] | None,
-    typer.Option("--user", metavar="NAME:PASSWORD", help="Add a user who can connect; may be repeated (broker.users)", show_default=False),
+    typer.Option(
+        "--user",
+        metavar="NAME:file:PATH",
+        help="Add a user who can connect, with the password in a file; may be repeated (broker.users)",
+        show_default=False,
+    ),
 ]
+
+_log = get_log("bascule.up")
+
+
+#: What to do for a process of an installation that has no Kafka.
+REMEDY: Final = "set it, or run `bascule up`, which starts its own Kafka"
 
 
 def register(app: typer.Typer) -> None:
@@ -75,7 +94,12 @@ def up(
     """
     require("broker")
     from bascule.config import load
+    from bascule.embedded.process import HOST
+    from bascule.embedded.protection import PLAIN_PORT, PORTS_FILE
+    from bascule.embedded.service_manager import ServiceManager
     from bascule.server.supervisor import Supervisor, choose_ports
+
+    manager = ServiceManager()
 
     flags = _flags(
         data_dir=data_dir, amqp_port=amqp_port, kafka_port=kafka_port, admin_port=admin_port, users=user,
@@ -83,11 +107,13 @@ def up(
     )  # fmt: skip
     if no_pipelines:
         flags["pipelines"] = {"enabled": False}
-    configuration = load(config, flags=flags)
+    read = partial(load, config, flags=flags)
+    configuration = read()
     settings = configuration.settings
     configure(settings.log.values)
     if settings.pipelines.enabled:
         require("pipelines", "or start without pipelines: bascule up --no-pipelines")
+    _keep_files_private()
     directory = settings.embedded.data_dir.absolute()
     with StopSignals(impatient=True) as stop, _only_one(directory):
         listeners = {
@@ -95,14 +121,17 @@ def up(
             "admin": (settings.admin.port, "--admin-port", settings.admin.host),
         }
         if settings.kafka.bootstrap_servers is None:
-            listeners["kafka"] = (settings.embedded.port, "--kafka-port", "127.0.0.1")
-        ports = choose_ports(directory / "ports.json", listeners)
-        bootstrap = settings.kafka.bootstrap_servers or f"127.0.0.1:{ports['kafka']}"
+            listeners |= _kafka_listeners(settings)
+        ports = choose_ports(directory / PORTS_FILE, listeners)
+        bootstrap = settings.kafka.bootstrap_servers or f"{HOST}:{ports[PLAIN_PORT]}"
         supervisor = Supervisor(
-            _parts(configuration, directory, ports, bootstrap), pids_file=directory / "pids.json", tell=get_log("bascule.up").warning
-        )
+            _parts(configuration, directory, ports), pids_file=directory / "pids.json", tell=_log.warning,
+            service_manager=manager,
+        )  # fmt: skip
+        LogReload(configuration, read, manager, whole_process=False, behind=supervisor.hang_up).on_hangup()
         amqp, admin = _urls(settings, ports["amqp"], ports["admin"])
-        supervisor.run(stop, lambda: line(f"ready {amqp} kafka={bootstrap} admin={admin}"))
+        ready = f"ready {amqp} kafka={bootstrap} admin={admin}"
+        supervisor.run(stop, lambda: _report(manager, ready))
 
 
 def broker(
@@ -123,15 +152,26 @@ def broker(
     from bascule.config import load
 
     flags = _flags(amqp_port=amqp_port, admin_port=admin_port, users=user, log_format=log_format, log_level=log_level)
-    settings = load(config, flags=flags).settings
-    configure(settings.log.values)
-    _need_kafka(settings)
+    loaded = load(config, flags=flags)
+    configure(loaded.settings.log.values)
+
+    def complete(read: Configuration) -> Configuration:
+        return dataclasses.replace(read, settings=with_own_access(read.settings, REMEDY))
+
+    configuration = complete(loaded)
+    settings = configuration.settings
+    _keep_files_private()
+    from bascule.embedded.service_manager import ServiceManager
     from bascule.server.node import run_broker
+    from bascule.server.reload import ReloadSource
 
     def say(state: str, *ports: int) -> None:
         line("{} {} admin={}".format(state, *_urls(settings, *ports)))
 
-    run_broker(settings, on_ready=partial(say, "ready"), on_standby=partial(say, "standby"))
+    run_broker(
+        settings, on_ready=partial(say, "ready"), on_standby=partial(say, "standby"), service_manager=ServiceManager(),
+        reload_source=ReloadSource(configuration, lambda: complete(load(config, flags=flags))),
+    )  # fmt: skip
 
 
 def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, log_level: LogLevelOption = None) -> None:
@@ -142,13 +182,20 @@ def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, l
     """
     from bascule.config import load
 
-    settings = load(config, flags=_flags(log_format=log_format, log_level=log_level)).settings
-    configure(settings.log.values)
-    _need_kafka(settings)
+    read = partial(load, config, flags=_flags(log_format=log_format, log_level=log_level), needs=PIPELINES_NEED)
+    configuration = read()
+    configure(configuration.settings.log.values)
+    settings = with_own_access(configuration.settings, REMEDY)
+    for name in os.environ.keys() - inherited(os.environ, NOTHING).keys():
+        del os.environ[name]  # Spark and transformations would inherit them
+    from bascule.embedded.service_manager import ServiceManager
     from bascule.pipelines.driver import run
 
+    manager = ServiceManager()
     count = sum(pipeline.enabled for pipeline in (*settings.divert, *settings.ingress))
-    run(settings, on_ready=lambda: line(f"ready pipelines={count}"), on_standby=lambda: line(f"standby pipelines={count}"))
+    ready, standby = (partial(_report, manager, f"{role} pipelines={count}") for role in ("ready", "standby"))
+    LogReload(configuration, read, manager).on_hangup()
+    run(settings, on_ready=ready, on_standby=standby, service_manager=manager)
 
 
 def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_port: KafkaPortOption = None) -> None:
@@ -156,13 +203,18 @@ def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_por
 
     Print `ready kafka=HOST:PORT` when it serves.
     """
+    require("broker")
     from bascule.config import load
+    from bascule.embedded.protection import PORTS_FILE
+    from bascule.server.supervisor import choose_ports
 
     settings = load(config, flags=_flags(data_dir=data_dir, kafka_port=kafka_port)).settings
     configure(settings.log.values)
+    _keep_files_private()
     directory = settings.embedded.data_dir.absolute()
     with StopSignals(impatient=True) as stop, _only_one(directory):
-        node = _embedded_kafka(settings, directory, settings.embedded.port)
+        ports = choose_ports(directory / PORTS_FILE, _kafka_listeners(settings))
+        node = _embedded_kafka(settings, directory, ports)
         try:
             node.start()
             line(f"ready kafka={node.bootstrap}")
@@ -171,6 +223,12 @@ def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_por
                     raise Unavailable(f"kafka ended; see {node.log_file}")
         finally:
             node.stop()
+
+
+def _report(manager: ServiceManager, text: str) -> None:
+    """Report that the process is ready: to the service manager, and on standard output."""
+    manager.ready(text)
+    line(text)
 
 
 def _urls(settings: Settings, amqp_port: int, admin_port: int) -> tuple[str, str]:
@@ -196,7 +254,7 @@ def _flags(
         ("embedded", "port", kafka_port),
         ("broker", "port", amqp_port),
         ("admin", "port", admin_port),
-        ("broker", "users", dict(map(_user, users)) if users else None),
+        ("broker", "users", dict(map(configured_user, users)) if users else None),
         ("log", "format", log_format),
         ("log", "level", log_level),
     ):
@@ -205,58 +263,85 @@ def _flags(
     return tree
 
 
-def _user(text: str) -> tuple[str, str]:
-    name, colon, password = text.partition(":")
-    if not (name and colon and password):
-        raise InvalidInput(f"--user {name!r}...: must be NAME:PASSWORD")
-    return name, password
-
-
-def _parts(configuration: Configuration, directory: Path, ports: dict[str, int], bootstrap: str) -> list[Part]:
+def _parts(configuration: Configuration, directory: Path, ports: dict[str, int]) -> list[Part]:
+    from bascule.config.private_file import make_private
     from bascule.server.supervisor import CommandPart, KafkaPart
 
     settings = configuration.settings
-    env = _environment(configuration, ports, bootstrap)
+    env = _environment(configuration, directory, ports)
     logs = directory / "logs"
+    make_private(logs)
     parts: list[Part] = []
     if settings.kafka.bootstrap_servers is None:
-        parts.append(KafkaPart(_embedded_kafka(settings, directory, ports["kafka"])))
+        parts.append(KafkaPart(_embedded_kafka(settings, directory, ports)))
     names = ("broker", "pipelines") if settings.pipelines.enabled else ("broker",)
-    parts += [CommandPart(name, [sys.executable, "-m", "bascule.cli", name], log_file=logs / f"{name}.log", env=env) for name in names]
+    for name in names:
+        given, added = (dict(os.environ), env) if name == "broker" else (inherited(each, PIPELINES_NEED) for each in (os.environ, env))
+        command = [sys.executable, "-m", "bascule.cli", name]
+        parts.append(CommandPart(name, command, log_file=logs / f"{name}.log", inherited=given, env=added))
     return parts
 
 
-def _environment(configuration: Configuration, ports: dict[str, int], bootstrap: str) -> dict[str, str]:
+def _environment(configuration: Configuration, directory: Path, ports: dict[str, int]) -> dict[str, str]:
     """Return environment variables that pass the decisions made here to the parts. Other users cannot read them, unlike a command line."""
+    from bascule.embedded.process import HOST
+    from bascule.embedded.protection import DIRECTORY, OWN_PORT, client_login
+
     settings = configuration.settings
+    bootstrap, client = settings.kafka.bootstrap_servers, {}
+    if bootstrap is None:
+        bootstrap, client = f"{HOST}:{ports[OWN_PORT]}", client_login(directory / DIRECTORY)
     env = {
         "BASCULE_BROKER__PORT": str(ports["amqp"]),
         "BASCULE_ADMIN__PORT": str(ports["admin"]),
         "BASCULE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
         "BASCULE_EMBEDDED__DATA_DIR": str(settings.embedded.data_dir),
-        "BASCULE_BROKER__USERS": json.dumps(settings.broker.passwords),
-        "BASCULE_LOG__FORMAT": settings.log.format,
-        "BASCULE_LOG__LEVEL": settings.log.level,
+        "BASCULE_PIPELINES__INSTANCE": settings.pipelines.instance or settings.instance,
     }
+    # A reload of the parts must find a new level in the file, so only a flag is passed on.
+    env |= {f"BASCULE_LOG__{key.upper()}": value for key, value in (configuration.overriding("log", sources=1) or {}).items()}
+    env |= {f"BASCULE_KAFKA__CLIENT__{name.replace('.', '_').upper()}": value for name, value in client.items()}
+    if flagged := configuration.overriding("broker", "users"):
+        env["BASCULE_BROKER__USERS"] = json.dumps(flagged)
     return env | ({"BASCULE_CONFIG": str(configuration.file)} if configuration.file else {})
 
 
-def _embedded_kafka(settings: Settings, directory: Path, port: int) -> Any:
+def _keep_files_private() -> None:
+    """Let this process and its children create files that only their owner may read: logs, messages and positions."""
+    from bascule.config.private_file import PRIVATE_UMASK
+
+    os.umask(PRIVATE_UMASK)
+
+
+def _kafka_listeners(settings: Settings) -> dict[str, tuple[int, str, str]]:
+    """Return the listeners of the embedded Kafka, for ``choose_ports``. Bascule's own one has no setting, and so any free port."""
+    from bascule.embedded.process import HOST
+    from bascule.embedded.protection import OWN_PORT, PLAIN_PORT
+
+    return {PLAIN_PORT: (settings.embedded.port, "--kafka-port", HOST), OWN_PORT: (0, "--kafka-port", HOST)}
+
+
+def _embedded_kafka(settings: Settings, directory: Path, ports: dict[str, int]) -> EmbeddedKafka:
     from bascule.embedded.kafka import EmbeddedKafka
+    from bascule.embedded.protection import DIRECTORY, OWN_PORT, PLAIN_PORT, Protection
+    from bascule.kafka.acls import own_names
 
-    return EmbeddedKafka(directory / "kafka", port=port, fsync=settings.embedded.fsync, heap_mb=settings.embedded.heap_mb)
-
-
-def _need_kafka(settings: Settings) -> None:
-    if settings.kafka.bootstrap_servers is None:
-        raise InvalidInput("kafka.bootstrap_servers is not set; set it, or run `bascule up`, which starts its own Kafka")
+    names = own_names(settings.journal_topics, settings.bridge.id)
+    return EmbeddedKafka(
+        directory / DIRECTORY, port=ports[PLAIN_PORT], fsync=settings.embedded.fsync, heap_mb=settings.embedded.heap_mb,
+        protection=Protection(directory / DIRECTORY, ports[OWN_PORT], names),
+    )  # fmt: skip
 
 
 @contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
     """Lock the directory for this process. The kernel releases the lock when the process ends, however it ends."""
+    from bascule.config.private_file import PRIVATE_DIRECTORY, readable_by_others
+
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        if readable_by_others(directory):
+            _log.warning("data directory is open to other users", directory=str(directory), remedy="chmod 700")
         lock = (directory / "lock").open("w")
     except OSError as error:
         raise InvalidInput(f"the data directory {directory} cannot be used: {error.strerror}") from error

@@ -10,7 +10,7 @@ import typer
 
 from bascule.amqp.verifiers import ITERATIONS, ITERATIONS_MAX, SALT_BYTES, Verifier
 from bascule.cli.config import ConfigOption
-from bascule.cli.output import Format, FormatOption, as_json, line, note, table
+from bascule.cli.output import Format, FormatOption, line, note, show_document, show_rows
 from bascule.core.errors import InvalidInput
 from bascule.core.permissions import Permission
 
@@ -55,6 +55,9 @@ def can(
     user: Annotated[str, typer.Argument(help="Name of the user; `anonymous` is a client without a login")],
     permission: Annotated[Permission, typer.Argument(help="Permission, in the words of Artemis")],
     address: Annotated[str, typer.Argument(help="Address")],
+    role: Annotated[
+        list[str] | None, typer.Option("--role", help="Role that the token of the user gives; repeat it for more roles")
+    ] = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -64,11 +67,18 @@ def can(
     from bascule.server.user_directory import read_users, roles_of
 
     settings = load(config).settings
-    decision = permissions_of(settings, roles_of(settings, read_users(settings))).decide(user, permission, address)
-    if output is Format.JSON:
-        line(as_json(decision._asdict()))
-    else:
+    of_tokens = settings.broker.oidc.roles
+    given = frozenset(role or ())
+    if unknown := given - frozenset(of_tokens):
+        raise InvalidInput(f"no token gives the role {min(unknown)!r}; broker.oidc.roles has {', '.join(of_tokens) or 'none'}")
+    decision = permissions_of(settings, roles_of(settings, read_users(settings))).decide(user, permission, address, given)
+
+    def draw() -> None:
         line(f"{'allowed' if decision.allowed else 'denied'}: {decision.reason}")
+        if of_tokens and not given:
+            line(f"a token may also give roles, as --role: {', '.join(of_tokens)}")
+
+    show_document(decision._asdict(), output, draw)
     if not decision.allowed:
         raise typer.Exit(DENIED_STATUS)
 
@@ -87,6 +97,7 @@ def add(
     role: Annotated[list[str] | None, typer.Option("--role", help="Role of the user; may be repeated", show_default=False)] = None,
     iterations: IterationsOption = ITERATIONS,
     password_file: PasswordFileOption = None,
+    no_password: Annotated[bool, typer.Option("--no-password", help="The user logs in by certificate or token only")] = False,
     file: FileOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -96,7 +107,30 @@ def add(
     """
     from bascule.cli import user_edits
 
-    note(user_edits.add(user_edits.target(file, config), name, role or [], iterations, password_file))
+    if no_password and password_file is not None:
+        raise InvalidInput("--no-password excludes --password-file")
+    target = user_edits.target(file, config)
+    if no_password:
+        note(user_edits.add_without_password(target, name, role or []))
+    else:
+        note(user_edits.add(target, name, role or [], iterations, password_file))
+
+
+@commands.command(epilog="Example:  bascule user certificate ann.pem")
+def certificate(
+    certificate: Annotated[Path, typer.Argument(help="PEM file with the certificate of a client")],
+    admin: Annotated[bool, typer.Option("--admin", help="Apply [admin.tls] in place of [broker.tls]")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Print the user of a client's certificate, by user_from and user_rules. The command does not check who has signed the certificate."""
+    from bascule.config import load
+    from bascule.server.certificate_users import user_of_file
+
+    settings = load(config).settings
+    where, tls = ("admin.tls", settings.admin.tls) if admin else ("broker.tls", settings.broker.tls)
+    if tls.client_ca is None:
+        raise InvalidInput(f"{where}.client_ca is not set, so no certificate is a login")
+    line(user_of_file(tls, certificate))
 
 
 @commands.command(epilog="Example:  bascule user passwd ann")
@@ -151,10 +185,5 @@ def list_users(config: ConfigOption = None, output: FormatOption = Format.TABLE)
     from bascule.config import load
     from bascule.server.user_directory import listed_users
 
-    users = listed_users(load(config).settings)
-    if output is Format.JSON:
-        line(as_json([user._asdict() for user in users], indent=2))
-    else:
-        table(
-            ("user", "roles", "source", "iterations"), ((each.user, ", ".join(each.roles), each.source, each.iterations) for each in users)
-        )
+    users = [user._asdict() for user in listed_users(load(config).settings)]
+    show_rows(users, ("user", "roles", "source", "iterations"), output)

@@ -72,17 +72,31 @@ def existing(target: EditedFile, name: str) -> User:
 
 def add(target: EditedFile, name: str, roles: Iterable[str], iterations: int, password_file: Path | None) -> str:
     """Add a user. Raises InvalidInput."""
+    _check_new(target, name)  # before the command asks for a password
+    return _add(target, User.of(name, given_password(password_file), _roles(roles), iterations))
+
+
+def add_without_password(target: EditedFile, name: str, roles: Iterable[str]) -> str:
+    """Add a user who logs in by certificate or token only. Raises InvalidInput."""
+    _check_new(target, name)
+    return _add(target, User(name, {}, _roles(roles)))
+
+
+def _check_new(target: EditedFile, name: str) -> None:
+    """Check that a user may be added. Raises InvalidInput."""
     _valid(name, "user")
     if name in target.configured:
         raise InvalidInput(f"user {name!r} is in the settings (broker.users); remove the user there first")
     if name in target.read().users:
-        raise _exists(name)  # before the command asks for a password
-    user = User.of(name, given_password(password_file), _roles(roles), iterations)
+        raise _exists(name)
+
+
+def _add(target: EditedFile, user: User) -> str:
     with changing(target.path) as draft:
-        if name in draft.content.users:
-            raise _exists(name)
+        if user.name in draft.content.users:
+            raise _exists(user.name)
         draft.content = draft.content.with_user(user)
-    return f"user {name!r} added to {target.path}"
+    return f"user {user.name!r} added to {target.path}"
 
 
 def change_password(target: EditedFile, name: str, iterations: int, password_file: Path | None) -> str:

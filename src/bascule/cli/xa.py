@@ -8,13 +8,14 @@ import os
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bascule.cli.config import ConfigOption
 from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
-from bascule.cli.output import Format, FormatOption, as_json, line, note, table
+from bascule.cli.output import Format, FormatOption, line, note, show_document, table
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from bascule.xa.log import Heuristic, Outcome
     from bascule.xa.plan import Step
     from bascule.xa.recovery_protocol import Pass
+    from bascule.xa.report import TransactionReport
 
 commands = typer.Typer(
     help="Show and finish distributed transactions.",
@@ -85,11 +87,13 @@ def show(
     decision = report.decision
     branches = [{"resource": each.resource, "prepared": each.prepared, "action": each.action, "why": each.why} for each in report.branches]
     heuristics = [_heuristic(each) for each in report.heuristics]
-    if output is Format.JSON:
-        decided = None if decision is None else {"outcome": decision.outcome, "by": decision.by, "at_ms": decision.at_ms}
-        content = {"id": report.id, "finding": report.finding, "decision": decided, "branches": branches, "heuristics": heuristics}
-        line(as_json(content, indent=2))
-        return
+    decided = None if decision is None else {"outcome": decision.outcome, "by": decision.by, "at_ms": decision.at_ms}
+    content = {"id": report.id, "finding": report.finding, "decision": decided, "branches": branches, "heuristics": heuristics}
+    show_document(content, output, partial(_draw, report, heuristics))
+
+
+def _draw(report: TransactionReport, heuristics: Sequence[dict[str, Any]]) -> None:
+    decision, branches = report.decision, report.branches
     line(f"{report.id}: {report.finding}")
     if decision is not None:
         line(f"decided: {decision.outcome}, by {decision.by}, {_when(decision.at_ms)}")
@@ -97,7 +101,7 @@ def show(
         prepared = {True: "yes", False: "no", None: "not known"}
         table(
             ("resource", "prepared", "action", "why"),
-            ((each.resource, prepared[each.prepared], each.action or "", each.why) for each in report.branches),
+            ((each.resource, prepared[each.prepared], each.action or "", each.why) for each in branches),
         )
     _show_heuristics(heuristics)
 
@@ -241,16 +245,17 @@ def _row(step: Step, done: Pass) -> dict[str, Any]:
 def _show(manager: TransactionManager, done: Pass, output: Format) -> None:
     steps = [_row(step, done) for step in done.steps if step.resource]
     heuristics = [_heuristic(each) for each in done.heuristics]
-    if output is Format.JSON:
-        content = {
-            "manager": manager.name,
-            "branches": steps,
-            "unreachable": done.unreachable,
-            "missing": done.missing,
-            "heuristics": heuristics,
-        }
-        line(as_json(content, indent=2))
-        return
+    content = {
+        "manager": manager.name,
+        "branches": steps,
+        "unreachable": done.unreachable,
+        "missing": done.missing,
+        "heuristics": heuristics,
+    }
+    show_document(content, output, partial(_draw_pass, manager.name, done, steps, heuristics))
+
+
+def _draw_pass(manager: str, done: Pass, steps: Sequence[dict[str, Any]], heuristics: Sequence[dict[str, Any]]) -> None:
     if steps:
         table(("xid", "resource", "action", "why", "failed"), (list(step.values()) for step in steps))
     _show_heuristics(heuristics)
@@ -259,7 +264,7 @@ def _show(manager: TransactionManager, done: Pass, output: Format) -> None:
     for name, count in done.missing.items():
         note(f"{count} transactions wait for resource {name!r}, which the manager does not have; add a resource with this name")
     if not (steps or heuristics or done.unreachable or done.missing):
-        line(f"{manager.name}: no unfinished transactions")
+        line(f"{manager}: no unfinished transactions")
 
 
 def _heuristic(heuristic: Heuristic) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bascule.amqp import events
+from bascule.amqp.bearer import OauthBearerClient
 from bascule.amqp.connection import Connection
 from bascule.amqp.performatives import Open, Role
 from bascule.amqp.sasl import AnonymousClient, AuthenticationFailed, ClientMechanism, ExternalClient, PlainClient, SaslClient
@@ -27,6 +28,7 @@ from bascule.client.links import PendingSend
 from bascule.client.operation import Operation, Wait
 from bascule.client.session import ClientSession
 from bascule.client.session_links import Acknowledge
+from bascule.client.token_supply import Token
 from bascule.client.url import Endpoint
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
@@ -37,6 +39,8 @@ log = get_log(__name__)
 IDLE_TIMEOUT_S: Final = 60.0
 NONCE_BYTES: Final = 18
 DESIRED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
+#: Advice to an application that requires channel binding.
+NO_BINDING: Final = "require_channel_binding needs TLS, user and password, and a broker that offers SCRAM with channel binding (-PLUS)"
 _ESTABLISHMENT_FAILED: Final = Symbol("amqp:connection-establishment-failed")
 _FAILOVER_LIST: Final = Symbol("failover-server-list")
 
@@ -47,19 +51,32 @@ class ConnectionSettings:
 
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    token: Token | None = field(default=None, repr=False)
     client_id: str | None = None
     prefetch: int = 1000
     timeout_s: float = 30.0
+    user_id: str | None = None  # JMSXUserID of the messages that the connection sends
     reconnects: bool = False
     own_tls: bool = False  # a TLS context was given, which may hold a certificate
+    require_channel_binding: bool = False
 
 
-def _mechanisms(settings: ConnectionSettings) -> list[ClientMechanism]:
+def _mechanisms(settings: ConnectionSettings, token: str | None, end_point: bytes | None) -> list[ClientMechanism]:
     """Return the SASL mechanisms, safest first. The client uses the first one that the server offers."""
+    if settings.require_channel_binding and (token is not None or not settings.user or end_point is None):
+        return []
+    if token is not None:
+        return [OauthBearerClient(settings.user or "", token), PlainClient(settings.user or "", token)]
     if settings.user:
         password = settings.password or ""
         nonce = secrets.token_hex(NONCE_BYTES)
-        return [*(ScramClient(settings.user, password, nonce, name) for name in DIGESTS), PlainClient(settings.user, password)]
+        plus = () if end_point is None else (True,)
+        scram: list[ClientMechanism] = [
+            ScramClient(settings.user, password, nonce, name, end_point, plus=each) for each in (*plus, False) for name in DIGESTS
+        ]
+        if settings.require_channel_binding:
+            return [*scram[: len(DIGESTS)]]
+        return [*scram, PlainClient(settings.user, password)]
     return [ExternalClient(), AnonymousClient()] if settings.own_tls else [AnonymousClient()]
 
 
@@ -70,6 +87,7 @@ class Core:
         """``clock`` returns monotonic seconds."""
         self.settings = settings
         self.clock = clock
+        self.token: str | None = None  # for the next connection
         # The broker detects duplicates by this id and the message id, so the container id stays the same across reconnects.
         self.container_id = settings.client_id or f"bascule-{uuid.uuid4()}"
         self.amqp: Connection | None = None
@@ -100,10 +118,11 @@ class Core:
 
     # --- called by the driver ----------------------------------------------------------------------------------------------------
 
-    def begin(self, endpoint: Endpoint) -> None:
-        """Start the protocol on a new socket."""
+    def begin(self, endpoint: Endpoint, end_point: bytes | None = None) -> None:
+        """Start the protocol on a new socket. ``end_point`` is the channel binding of the broker's certificate, if it has one."""
         settings, self._endpoint = self.settings, endpoint
-        sasl = SaslClient(_mechanisms(settings), endpoint.host)
+        none_fits = NO_BINDING if settings.require_channel_binding else None
+        sasl = SaslClient(_mechanisms(settings, self.token, end_point), endpoint.host, none_fits)
         self.amqp = Connection(Role.CLIENT, container_id=self.container_id, sasl=sasl, idle_timeout_s=IDLE_TIMEOUT_S)
         sole = ("sole-connection-for-container",) if settings.client_id else ()
         self.amqp.open(
@@ -293,7 +312,9 @@ class Core:
         self.reason = self._cut(str(error)) if by_us else of_connection(error)
         # Do not try other brokers: they would refuse as well. A client id in use may be held by our own lost connection, so then
         # reconnect.
-        if isinstance(self.reason, SecurityDenied) or (isinstance(self.reason, InvalidClientId) and not self.ever_up):
+        # The end of a token closes a connection that was up; a fresh one opens the next.
+        renewed = callable(self.settings.token) and self.up
+        if (isinstance(self.reason, SecurityDenied) and not renewed) or (isinstance(self.reason, InvalidClientId) and not self.ever_up):
             self.fail(self.reason)
 
     def _nothing(self, event: Any) -> None:

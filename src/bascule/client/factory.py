@@ -15,6 +15,7 @@ from bascule.client.core import ConnectionSettings, Core
 from bascule.client.session import ExceptionListener
 from bascule.client.session_links import Acknowledge
 from bascule.client.thread import ConnectionThread
+from bascule.client.token_supply import Token
 from bascule.client.url import BrokerUrl, Plan
 
 TIMEOUT_S = 30.0
@@ -26,7 +27,10 @@ class ConnectionFactory:
     """Creates contexts. The arguments take precedence over the options of the URL.
 
     ``url``: ``amqp://[USER:PASSWORD@]HOST[:PORT]``, ``amqps://...``, ``failover:(URL,URL)?failover.maxReconnectDelay=5000``.
+    ``token``: a token of an OpenID Connect provider, in place of a password, or a function that returns a fresh one. The function is called
+    on a thread of its own before each connection; if it raises an exception, the attempt to connect has failed.
     ``tls``: an ``ssl.SSLContext`` for amqps. The default trusts the certificate authorities of the machine.
+    ``require_channel_binding``: log in only with a password that is bound to the TLS connection (SCRAM-PLUS), and by no other mechanism.
     ``timeout_s``: the timeout in seconds of calls without a timeout of their own (default: 30).
     ``prefetch``: the number of messages that a consumer prefetches (default: 1000).
     ``on_exception``: called on the thread or task of the listeners with an error that kept a message from them. After a transaction that
@@ -37,8 +41,10 @@ class ConnectionFactory:
     _: KW_ONLY
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    token: Token | None = field(default=None, repr=False)
     client_id: str | None = None
     tls: SSLContext | None = None
+    require_channel_binding: bool = False
     timeout_s: float | None = None
     prefetch: int | None = None
     on_exception: ExceptionListener | None = None
@@ -76,14 +82,18 @@ class ConnectionFactory:
         address = BrokerUrl.parse(self.url)
         timeout_s = self.timeout_s if self.timeout_s is not None else address.timeout_s
         prefetch = self.prefetch if self.prefetch is not None else address.prefetch
+        user = self.user if self.user is not None else address.user
         settings = ConnectionSettings(
-            user=self.user if self.user is not None else address.user,
+            user=user,
+            user_id=user if address.populate_user_id else None,
             password=self.password if self.password is not None else address.password,
+            token=self.token,
             client_id=self.client_id if self.client_id is not None else address.client_id,
             prefetch=PREFETCH if prefetch is None else prefetch,
             timeout_s=TIMEOUT_S if timeout_s is None else timeout_s,
             reconnects=address.reconnect is not None,
             own_tls=self.tls is not None,
+            require_channel_binding=self.require_channel_binding,
         )
         return Core(settings, time.monotonic), Plan(list(address.endpoints), address.reconnect)
 

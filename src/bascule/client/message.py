@@ -47,7 +47,7 @@ class Message:
     ``persistent``, ``priority`` (0-9), ``time_to_live_s`` and ``delivery_delay_s``: None means the value of the producer.
 
     Sending and receiving set ``message_id``, ``destination`` and the times, in ms since the epoch, 0 for none. ``delivery_count`` is
-    JMSXDeliveryCount; the first delivery has 1.
+    JMSXDeliveryCount; the first delivery has 1. ``user_id`` is JMSXUserID.
     """
 
     body: Body = None
@@ -180,6 +180,7 @@ def encode(message: Message) -> bytes:
         delivery_time_ms=message.delivery_time_ms,
         group_id=message.group_id,
         group_sequence=message.group_sequence,
+        user_id=message.user_id,
         properties={_name(name): _property(name, value) for name, value in message.properties.items()},
         body_kind=kind,
         body=body,

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Final, cast
 
+from bascule.amqp.channel_binding import server_end_point
 from bascule.client.core import Core
 from bascule.client.errors import ConnectionLost
+from bascule.client.token_supply import NoToken, TokenSupply
 from bascule.client.url import Endpoint, Plan
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
@@ -42,6 +44,7 @@ class Pump:
         self.changed = changed
         self._plan = plan
         self._tls = tls
+        self._tokens = TokenSupply(core.settings.token)
         self._wire: ClientSocket | None = None
 
     async def run(self) -> None:
@@ -76,8 +79,14 @@ class Pump:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                self.core.token = await self._tokens.fresh()
                 tls = (self._tls or ssl.create_default_context()) if endpoint.tls else None
                 transport, wire = await loop.create_connection(lambda: ClientSocket(self, endpoint), endpoint.host, endpoint.port, ssl=tls)
+        except NoToken as error:
+            with self.lock:
+                self.core.reason = error
+            log.debug("connection attempt failed", reason=error)
+            return
         # TimeoutError and ssl.SSLError are subclasses of OSError; ValueError and OverflowError mean an invalid host or port.
         except (OSError, ValueError, OverflowError) as error:
             with self.lock:
@@ -130,6 +139,13 @@ def _cause(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
+def _end_point(transport: asyncio.BaseTransport) -> bytes | None:
+    """Return the channel binding of the broker's certificate; None without TLS, or if it is not defined for the certificate."""
+    ssl_object = transport.get_extra_info("ssl_object")
+    certificate = None if ssl_object is None else ssl_object.getpeercert(binary_form=True)
+    return None if certificate is None else server_end_point(certificate)
+
+
 class ClientSocket(asyncio.Protocol):
     """The protocol of one socket."""
 
@@ -153,7 +169,7 @@ class ClientSocket(asyncio.Protocol):
         with self._pump.lock:
             if not self._endpoint.tls:
                 self._descriptor = self._transport.get_extra_info("socket").fileno()
-            self._core.begin(self._endpoint)
+            self._core.begin(self._endpoint, _end_point(transport))
         self._tick()
 
     def data_received(self, data: bytes) -> None:

@@ -75,6 +75,7 @@ class Sends(Transactions):
         transaction = yield from self.transaction_to_send_in(until_s)
         if not (completion.repeat and message.message_id):
             stamp(message, destination, options, self.core.message_id(), now_ms())
+            message.user_id = self.core.settings.user_id
         if message.delivery_time_ms and "DELAYED_DELIVERY" not in self.core.offered:
             raise MessageRefused("the broker does not support delivery delay; send with delivery_delay_s = 0")
         with nullcontext() if transaction is None else transaction.send():

@@ -51,6 +51,7 @@ class BrokerUrl:
     client_id: str | None = None
     prefetch: int | None = None
     timeout_s: float | None = None
+    populate_user_id: bool = False
 
     @classmethod
     def parse(cls, url: str) -> BrokerUrl:
@@ -92,6 +93,7 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "jms.username": ("user", str),
     "jms.password": ("password", str),
     "jms.clientID": ("client_id", str),
+    "jms.populateJMSXUserID": ("populate_user_id", _truth),
     "jms.prefetchPolicy.all": ("prefetch", int),
     "jms.requestTimeout": ("timeout_s", _limited),
     "failover.initialReconnectDelay": ("initial_delay_s", _milliseconds),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from bascule.core.destination import ADDRESS_MAX
+from bascule.core.environment import CREDENTIALS_VARIABLE
 
 #: Kafka's limit on the length of a topic name.
 TOPIC_NAME_MAX = 249
@@ -31,10 +33,14 @@ def is_secret(key: str) -> bool:
 
 
 def read_secret(value: str) -> str:
-    """Return a secret, or the content of the file that ``file:PATH`` names without its last line breaks. Raises ValueError."""
-    if not value.startswith("file:"):
+    """Return a secret, or the content of the file that ``file:PATH`` or ``credential:NAME`` names, without its last line breaks.
+
+    A credential is a file that systemd gives a service (``LoadCredential=``). Raises ValueError.
+    """
+    kind, colon, name = value.partition(":")
+    if not colon or kind not in ("file", "credential"):
         return value
-    path = Path(value.removeprefix("file:"))
+    path = Path(name) if kind == "file" else _credential(name)
     try:
         secret = path.read_text(encoding="utf-8").rstrip("\r\n")
     except OSError as error:
@@ -44,6 +50,20 @@ def read_secret(value: str) -> str:
     if not secret:
         raise ValueError(f"{path} is empty")
     return secret
+
+
+def read_secrets(values: dict[str, ClientSetting]) -> dict[str, ClientSetting]:
+    """Return settings of Kafka or Spark; those whose names indicate a secret are read as by ``read_secret``. Raises ValueError."""
+    return {key: read_secret(value) if isinstance(value, str) and is_secret(key) else value for key, value in values.items()}
+
+
+def _credential(name: str) -> Path:
+    directory = os.environ.get(CREDENTIALS_VARIABLE)
+    if directory is None:
+        raise ValueError(f"credential {name!r}: {CREDENTIALS_VARIABLE} is not set; use LoadCredential={name}:PATH in the unit of systemd")
+    if not name or "/" in name or name in (".", ".."):
+        raise ValueError(f"credential {name!r}: must be the name of a credential, not a path")
+    return Path(directory, name)
 
 
 def _name(value: str) -> str:
@@ -134,6 +154,7 @@ Pattern = Annotated[str, Field(max_length=ADDRESS_MAX), AfterValidator(check_pat
 HostPort = Annotated[str, AfterValidator(_host_port)]
 HostPorts = Annotated[tuple[str, ...], AfterValidator(_host_ports)]
 ClientSetting = bool | int | float | str
+ClientSettings = Annotated[dict[str, ClientSetting], AfterValidator(read_secrets)]
 
 
 class Section(BaseModel):

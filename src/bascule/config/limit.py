@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import ByteSize, Field, model_validator
 
 from bascule.config.fields import Section
+from bascule.config.reload_effect import AtOnce
 from bascule.core.topics import MESSAGE_BYTES_MAX
 from bascule.core.user_limits import UserResource
 
@@ -13,31 +14,36 @@ SMALLEST_BYTES = 1024
 
 
 class Limit(Section):
-    """Limits that some users have instead of those of ``[broker]``. A limit of a user comes before those of the user's roles."""
+    """Limits that some users have instead of those of ``[broker]``. A limit of a user comes before those of the user's roles.
 
-    users: tuple[str, ...] = Field(default=(), description="Users that have these limits; a client without a login is `anonymous`")
-    roles: tuple[str, ...] = Field(
+    A user also has the roles of the tokens of its connected clients.
+    """
+
+    users: AtOnce[tuple[str, ...]] = Field(default=(), description="Users that have these limits; a client without a login is `anonymous`")
+    roles: AtOnce[tuple[str, ...]] = Field(
         default=(), description="Roles whose users have these limits, each user for itself. Of several roles, the highest limit counts"
     )
-    max_connections: int | None = Field(default=None, ge=0, description="Maximum number of connections of one user; 0 = no limit")
-    max_sessions: int | None = Field(default=None, ge=0, description="Maximum number of sessions of one user; 0 = no limit")
-    max_links: int | None = Field(default=None, ge=0, description="Maximum number of producers and consumers of one user; 0 = no limit")
-    max_transactions: int | None = Field(
+    max_connections: AtOnce[int | None] = Field(default=None, ge=0, description="Maximum number of connections of one user; 0 = no limit")
+    max_sessions: AtOnce[int | None] = Field(default=None, ge=0, description="Maximum number of sessions of one user; 0 = no limit")
+    max_links: AtOnce[int | None] = Field(
+        default=None, ge=0, description="Maximum number of producers and consumers of one user; 0 = no limit"
+    )
+    max_transactions: AtOnce[int | None] = Field(
         default=None, ge=0, description="Maximum number of open local transactions of one user; 0 = no limit"
     )
-    max_queues: int | None = Field(
+    max_queues: AtOnce[int | None] = Field(
         default=None, ge=0, description="Maximum number of queues and subscriptions that the clients of one user have created; 0 = no limit"
     )
-    max_durable_subscriptions: int | None = Field(
+    max_durable_subscriptions: AtOnce[int | None] = Field(
         default=None, ge=0, description="Maximum number of durable subscriptions that the clients of one user have created; 0 = no limit"
     )
-    max_message_bytes: ByteSize | None = Field(
+    max_message_bytes: AtOnce[ByteSize | None] = Field(
         default=None,
         ge=SMALLEST_BYTES,
         le=MESSAGE_BYTES_MAX,
         description="Largest message that the broker accepts from the user, if broker.max_message_bytes allows it",
     )
-    max_messages_per_s: int | None = Field(
+    max_messages_per_s: AtOnce[int | None] = Field(
         default=None,
         ge=0,
         description="Messages that the producers of one user may send in a second, together. The broker gives no more credit, so that a"

@@ -7,7 +7,7 @@ import json
 import os
 import tomllib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, get_args
@@ -18,10 +18,10 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 from bascule.config.fields import Section, is_secret
 from bascule.config.lines import Path, key_lines, line_of
 from bascule.config.settings import Settings
+from bascule.core.environment import ENVIRONMENT_PREFIX, Needs, needed
 from bascule.core.errors import InvalidInput, Scope
 from bascule.core.masking import MASK
 
-ENVIRONMENT_PREFIX = "BASCULE_"
 #: Environment variable with the path of the file, used without the flag.
 FILE_VARIABLE = "BASCULE_CONFIG"
 #: Read if it exists and no other file is named.
@@ -40,7 +40,7 @@ _TOML_REASONS = types.MappingProxyType(
     }
 )
 _SECRET_WORDS = ("password", "secret", "token")
-_ABSENT = object()
+ABSENT = object()
 
 
 class ConfigError(InvalidInput):
@@ -65,7 +65,7 @@ class _Layer(NamedTuple):
     lines: dict[Path, int]
 
     def has(self, path: Path) -> bool:
-        return _at(self.values, path) is not _ABSENT
+        return at(self.values, path) is not ABSENT
 
     def place(self, path: Path) -> str:
         """Return this source, with the line or the variable that sets the value."""
@@ -89,15 +89,34 @@ class Configuration:
         """Return every setting with its value and source; secrets are masked."""
         return [Value(display_key(path, self.settings), value, self._source(path)) for path, value in _leaves(self.settings)]
 
+    def overriding(self, *path: str, sources: int = 2) -> Any:
+        """Return what the environment and the flags (``sources`` = 1: the flags alone) set at a path; None if they set nothing."""
+        found = at(_tree(self.layers[-sources:]), path)
+        return None if found is ABSENT else found
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """Return the values of all sources, as given there."""
+        return _tree(self.layers)
+
     def _source(self, path: Path) -> str:
         return next((layer.place(path) for layer in reversed(self.layers) if layer.has(path)), "default")
 
 
-def load(file: FilePath | None = None, *, flags: Mapping[str, Any] | None = None) -> Configuration:
+def masked_values(settings: Settings) -> list[tuple[str, str]]:
+    """Return every setting with its value as a text; secrets are masked."""
+    return [
+        (display_key(path, settings), str(value) if not isinstance(value, tuple) else ", ".join(map(str, value)))
+        for path, value in _leaves(settings)
+    ]
+
+
+def load(file: FilePath | None = None, *, flags: Mapping[str, Any] | None = None, needs: Needs | None = None) -> Configuration:
     """Read the settings.
 
     ``file`` is the file to read. If it is None, the function reads the file that ``BASCULE_CONFIG`` names, or ``bascule.toml`` if it
-    exists. ``flags`` is a tree of the same shape as the file and overrides all other sources. Raises ConfigError with all errors.
+    exists. ``flags`` is a tree of the same shape as the file and overrides all other sources. Settings that are not in ``needs`` are
+    neither checked nor read from files of secrets, and the result does not have them. Raises ConfigError with all errors.
     """
     if file is None and (named := os.environ.get(FILE_VARIABLE)):
         file = FilePath(named)
@@ -105,15 +124,41 @@ def load(file: FilePath | None = None, *, flags: Mapping[str, Any] | None = None
         file = DEFAULT_FILE
     layers = [_read_file(file)] if file else []
     layers += [_read_environment(), _Layer("flag", dict(flags or {}), {})]
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        merged = _merged(merged, layer.values)
+    if needs is not None:
+        layers = [layer._replace(values=needed(layer.values, needs)) for layer in layers]
+    settings = settings_of(_tree(layers), layers)
+    return Configuration(settings if needs is None else _restricted(settings, needs), file, tuple(layers))
+
+
+def settings_of(tree: dict[str, Any], layers: Sequence[_Layer]) -> Settings:
+    """Return the settings of a tree of values that come from ``layers``. Raises ConfigError with all errors."""
     try:
-        settings = Settings(**merged)
+        return Settings(**tree)
     except ValidationError as error:
-        paragraphs = sorted(_paragraphs(error, merged, layers), key=lambda paragraph: paragraph.line)
+        paragraphs = sorted(_paragraphs(error, tree, layers), key=lambda paragraph: paragraph.line)
         raise ConfigError("\n".join(paragraph.text for paragraph in paragraphs)) from None
-    return Configuration(settings, file, tuple(layers))
+
+
+def _tree(layers: Sequence[_Layer]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for layer in layers:
+        tree = _merged(tree, layer.values)
+    return tree
+
+
+def _restricted(settings: Settings, needs: Needs) -> Settings:
+    """Return the settings with nothing but ``needs``: a program that reads another one fails, and does not get its default."""
+    result = settings.model_copy()
+    for section in type(settings).model_fields:
+        keys = needs.get(section, frozenset())
+        if not keys and keys is not None:
+            del result.__dict__[section]
+        elif keys is not None:
+            part = getattr(settings, section).model_copy()
+            for key in type(part).model_fields.keys() - keys:
+                del part.__dict__[key]
+            result.__dict__[section] = part
+    return result
 
 
 def _read_file(file: FilePath) -> _Layer:
@@ -160,7 +205,7 @@ class _Paragraph(NamedTuple):
     text: str
 
 
-def _paragraphs(error: ValidationError, merged: Mapping[str, Any], layers: list[_Layer]) -> Iterator[_Paragraph]:
+def _paragraphs(error: ValidationError, merged: Mapping[str, Any], layers: Sequence[_Layer]) -> Iterator[_Paragraph]:
     """Return one paragraph for each error: source, key, value, reason."""
     for found in error.errors(include_url=False):
         context = found.get("ctx", {})
@@ -173,7 +218,7 @@ def _paragraphs(error: ValidationError, merged: Mapping[str, Any], layers: list[
             layer = next((layer for layer in reversed(layers) if layer.has(path[:-1])), None)
         place = layer.place(path) if layer and path else "settings"
         what = _what(found["type"], found["msg"], path, context)
-        value = _shown(path, merged)
+        value = "" if found["type"] == "extra_forbidden" else _shown(path, merged)  # a mistyped key may hold a secret
         first, *more = what.splitlines()
         text = "\n".join([f"{place}: {display_key(path, merged)}{value}: {first}", *("    " + line for line in more)])
         yield _Paragraph(line_of(path, layer.lines) or 0 if layer else 0, text)
@@ -194,7 +239,7 @@ def _what(kind: str, message: str, path: Path, context: Mapping[str, Any]) -> st
 
 
 def _is_array_of_tables(path: Path) -> bool:
-    return len(path) == 1 and any(_is_model(each) for each in get_args(Settings.model_fields[str(path[0])].annotation))
+    return len(path) == 1 and bool(models_in(Settings.model_fields[str(path[0])].annotation))
 
 
 def _nearest(wrong: str, known: list[str]) -> str:
@@ -208,18 +253,22 @@ def _known_keys(path: Path) -> list[str]:
     for part in path:
         if isinstance(part, str):
             field = next(field for name, field in model.model_fields.items() if part in (name, field.alias))
-            model = next(each for each in (field.annotation, *get_args(field.annotation)) if _is_model(each))
+            model = next(iter(models_in(field.annotation)))
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _is_model(annotation: object) -> bool:
-    return isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias) and issubclass(annotation, BaseModel)
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the table that the type of a setting names, alone or in an array; nothing for a value."""
+    return [
+        each for each in (annotation, *get_args(annotation))
+        if isinstance(each, type) and not isinstance(each, types.GenericAlias) and issubclass(each, BaseModel)
+    ]  # fmt: skip
 
 
 def _shown(path: Path, tree: object) -> str:
     """Return `` = value`` as the user gave it, short and without secrets; "" for a table."""
-    value = _at(tree, path)
-    if value is _ABSENT or isinstance(value, dict):
+    value = at(tree, path)
+    if value is ABSENT or isinstance(value, dict):
         return ""
     if _secret(path):
         return f" = {MASK}"
@@ -239,9 +288,9 @@ def display_key(path: Path, tree: object) -> str:
     """Return a path as users write it: ``broker.port``, ``divert["delayed"].selector``. Tables without a name are counted from 1."""
     shown = ""
     for position, part in enumerate(path):
-        tree = _at(tree, (part,))
+        tree = at(tree, (part,))
         if isinstance(part, int):
-            name = next((_at(tree, (key,)) for key in ("name", "match") if isinstance(_at(tree, (key,)), str)), None)
+            name = next((at(tree, (key,)) for key in ("name", "match") if isinstance(at(tree, (key,)), str)), None)
             shown += f'["{name}"]' if name is not None and position == 1 else f"[{part + 1}]"
         else:
             key = part if part.replace("_", "").replace("-", "").isalnum() else f'"{part}"'
@@ -249,31 +298,41 @@ def display_key(path: Path, tree: object) -> str:
     return shown
 
 
-def _at(tree: object, path: Path) -> object:
-    """Return the value at a path of a tree of tables, lists and models, or ``_ABSENT``."""
+def at(tree: object, path: Path) -> object:
+    """Return the value at a path of a tree of tables, lists and models, or ``ABSENT``."""
     for part in path:
         if isinstance(tree, dict):
-            tree = tree.get(part, _ABSENT)
+            tree = tree.get(part, ABSENT)
         elif isinstance(tree, list | tuple):
-            tree = tree[part] if isinstance(part, int) and part < len(tree) else _ABSENT
+            tree = tree[part] if isinstance(part, int) and part < len(tree) else ABSENT
         else:
-            tree = getattr(tree, str(part), _ABSENT)
+            tree = getattr(tree, str(part), ABSENT)
     return tree
 
 
-def _leaves(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _leaves(settings: Settings) -> Iterator[tuple[Path, Any]]:
+    """Yield every value of the settings, with secrets masked."""
+    return ((path, shown_value(path, value)) for path, value in leaves(settings))
+
+
+def shown_value(path: Path, value: object) -> Any:
+    """Return the value of a setting, or a mask if it is a secret."""
+    return MASK if isinstance(value, SecretStr) or _secret(path) else value
+
+
+def leaves(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield every value of the tree, table by table for arrays; an empty table or list counts as a value."""
     if isinstance(node, BaseModel):
         only_given = isinstance(node, Section) and node.shows_only_given
         for name, field in type(node).model_fields.items():
-            if only_given and name not in node.model_fields_set:
-                continue
-            yield from _leaves(getattr(node, name), (*path, field.alias or name))
+            if name not in node.__dict__ or (only_given and name not in node.model_fields_set):
+                continue  # a process has only the settings that it needs
+            yield from leaves(getattr(node, name), (*path, field.alias or name))
     elif isinstance(node, dict) and node:
         for key, value in node.items():
-            yield from _leaves(value, (*path, key))
+            yield from leaves(value, (*path, key))
     elif isinstance(node, tuple) and node and isinstance(node[0], BaseModel):
         for position, each in enumerate(node):
-            yield from _leaves(each, (*path, position))
+            yield from leaves(each, (*path, position))
     else:
-        yield path, MASK if isinstance(node, SecretStr) or _secret(path) else node
+        yield path, node

@@ -19,14 +19,23 @@ class UnknownRole(NamedTuple):
 
 
 def unknown_role(
-    permissions: Sequence[PermissionRule], limits: Sequence[Limit], admin: Admin, roles: Collection[str]
+    permissions: Sequence[PermissionRule], limits: Sequence[Limit], admin: Admin, roles: Collection[str], of_tokens: Collection[str]
 ) -> UnknownRole | None:
-    """Return the first named role that is not one of ``roles``, which have users. A misspelt role would give its permission to nobody."""
+    """Return the first named role that is not one of ``roles``, which have users, and that no token may give.
+
+    A misspelt role would give its permission to nobody. A limit counts what all clients of a user use, so a role of tokens has none: each
+    client has the roles of its own token.
+    """
     for path, named in _named(permissions, limits, admin):
+        is_limit = path[0] == "limit"
+        known = tuple(dict.fromkeys((*roles, *(() if is_limit else of_tokens))))
         for role in named:
-            if role not in roles and (role != ANY_ROLE or path[0] == "limit"):
-                known = f"known are {', '.join(roles)}" if roles else "[broker.roles] defines none"
-                return UnknownRole(path, f"there is no role {role!r}; {known}")
+            if role in known or (role == ANY_ROLE and not is_limit):
+                continue
+            if role in of_tokens:
+                return UnknownRole(path, f"only tokens give the role {role!r}; a limit is for users, or for roles of [broker.roles]")
+            others = f"known are {', '.join(known)}" if known else "[broker.roles] defines none"
+            return UnknownRole(path, f"there is no role {role!r}; {others}")
     return None
 
 

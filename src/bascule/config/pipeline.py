@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from bascule.config.fields import Name, Section, Start, TopicName, check_key, check_pattern, check_template, check_topic
+from bascule.config.reload_effect import AtRestart
 from bascule.core.defaults import DIVERT_KEY, DIVERT_TO, INGRESS_BODY, INGRESS_KEY_AS, INGRESS_UNBOUND
 from bascule.core.destination import Routing
 from bascule.jms.selector import SelectorError, compile_selector
@@ -19,9 +20,9 @@ _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 class Pipeline(Section):
     """Settings that diverts and ingresses have in common."""
 
-    name: Name = Field(description="Unique name of the pipeline. Its position is stored under this name")
-    enabled: bool = Field(default=True, description="Whether the pipeline runs. The position of a disabled pipeline is kept")
-    start: Start = Field(
+    name: AtRestart[Name] = Field(description="Unique name of the pipeline. Its position is stored under this name")
+    enabled: AtRestart[bool] = Field(default=True, description="Whether the pipeline runs. The position of a disabled pipeline is kept")
+    start: AtRestart[Start] = Field(
         default="latest", description="Where a new pipeline begins: earliest, latest or a timestamp (ISO 8601, UTC without a zone)"
     )
 
@@ -37,26 +38,28 @@ class Pipeline(Section):
 class Divert(Pipeline):
     """A pipeline from JMS messages to a Kafka topic."""
 
-    from_address: str = Field(
+    from_address: AtRestart[str] = Field(
         alias="from", min_length=1, description="JMS address, or a pattern: '*' stands for one word, '#' for any number of words"
     )
-    selector: str = Field(default="", description="JMS selector; empty = every message")
-    to: str = Field(
+    selector: AtRestart[str] = Field(default="", description="JMS selector; empty = every message")
+    to: AtRestart[str] = Field(
         default=DIVERT_TO,
         description="Kafka topic. ${address} is replaced by the address of the message, ${rest} by the words that a final '#' in"
         " `from` matches",
     )
-    key: str = Field(default=DIVERT_KEY, description="Record key: message-id, correlation-id, group-id, property:NAME or none")
-    exclusive: bool = Field(default=False, description="Send the messages that the divert takes to Kafka only, not to local queues")
-    select: tuple[str, ...] = Field(
+    key: AtRestart[str] = Field(default=DIVERT_KEY, description="Record key: message-id, correlation-id, group-id, property:NAME or none")
+    exclusive: AtRestart[bool] = Field(
+        default=False, description="Send the messages that the divert takes to Kafka only, not to local queues"
+    )
+    select: AtRestart[tuple[str, ...]] = Field(
         default=(), description="Spark SQL expressions over the columns of a message; one of them must have the name `value`"
     )
-    python: str | None = Field(
+    python: AtRestart[str | None] = Field(
         default=None,
         description="MODULE:FUNCTION of a Python function that transforms a DataFrame of messages and treats each row by itself",
     )
-    from_kafka: bool = Field(default=False, description="Whether the divert also takes messages that came from Kafka")
-    group: Name | None = Field(
+    from_kafka: AtRestart[bool] = Field(default=False, description="Whether the divert also takes messages that came from Kafka")
+    group: AtRestart[Name | None] = Field(
         default=None,
         description="Group of diverts that are carried together, in one Spark task. If unset: the default group",
     )
@@ -110,35 +113,42 @@ class Divert(Pipeline):
 class Ingress(Pipeline):
     """A pipeline from Kafka records to a JMS destination."""
 
-    topics: tuple[TopicName, ...] = Field(default=(), description="Names of Kafka topics")
-    pattern: str | None = Field(
+    topics: AtRestart[tuple[TopicName, ...]] = Field(default=(), description="Names of Kafka topics")
+    pattern: AtRestart[str | None] = Field(
         default=None, min_length=1, description="Regular expression for names of Kafka topics. It must match the whole name"
     )
-    to: str = Field(
+    to: AtRestart[str] = Field(
         default="${topic}",
         description="JMS address. ${topic} and ${header:NAME} are replaced. A prefix queue:// or topic:// overrides `routing`",
     )
-    reply_to: str = Field(
+    reply_to: AtRestart[str] = Field(
         default="",
         description="JMSReplyTo, with the same replacements as `to`. If unset, or a record lacks the header: header jms.JMSReplyTo",
     )
-    routing: Literal["multicast", "anycast"] = Field(
+    routing: AtRestart[Literal["multicast", "anycast"]] = Field(
         default="multicast", description="Kind of the destination: multicast = a JMS topic, anycast = a JMS queue"
     )
-    body: Literal["text", "bytes", "map"] = Field(default=INGRESS_BODY, description="Kind of the JMS message; map expects a JSON object")
-    start: Start = Field(
+    body: AtRestart[Literal["text", "bytes", "map"]] = Field(
+        default=INGRESS_BODY, description="Kind of the JMS message; map expects a JSON object"
+    )
+    start: AtRestart[Start] = Field(
         default="earliest", description="Where a new ingress begins: earliest, latest or a timestamp (ISO 8601, UTC without a zone)"
     )
-    unbound: Literal["drop", "keep"] = Field(
+    unbound: AtRestart[Literal["drop", "keep"]] = Field(
         default=INGRESS_UNBOUND,
         description="Drop a message whose address has neither a queue nor a subscription, or keep it: anycast creates the queue,"
         " multicast keeps the message in the journal, for diverts with from_kafka",
     )
-    key_as: str = Field(
+    key_as: AtRestart[str] = Field(
         default=INGRESS_KEY_AS,
         description="Where the record key goes in addition to the property kafka_key: correlation-id, group-id, property:NAME or none",
     )
-    tasks: int | None = Field(
+    keep_user_id: AtRestart[bool | None] = Field(
+        default=None,
+        description="Keep JMSXUserID of a record (header jms.JMSXUserID), which everybody who can write the topics can set; unset = only if"
+        " broker.validated_user is off",
+    )
+    tasks: AtRestart[int | None] = Field(
         default=None,
         ge=1,
         description="Number of Spark tasks over which the partitions of the topics are spread. If unset: as many as Spark has cores",

@@ -1,14 +1,20 @@
-"""Files that only their owner may read, replaced so that a reader sees the old content or the new one."""
+"""Files and directories that only their owner may read. Files are replaced so that a reader sees the old content or the new one."""
 
 from __future__ import annotations
 
+import fcntl
 import os
-from contextlib import suppress
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 #: Only the owner may read and write.
 PRIVATE: Final = 0o600
+PRIVATE_DIRECTORY: Final = 0o700
+#: Files that a process creates with this mask are for their owner alone.
+PRIVATE_UMASK: Final = 0o077
 
 
 def replace_private(path: Path, content: bytes) -> None:
@@ -43,3 +49,23 @@ def _make_private(place: Path, draft: int) -> None:
     if os.geteuid() == 0:
         owner = (place if place.exists() else place.parent).stat()
         os.fchown(draft, owner.st_uid, owner.st_gid)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock a file against other writers, by a file beside it, since the file itself is replaced. Raises OSError."""
+    with os.fdopen(os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def make_private(directory: Path) -> None:
+    """Create a directory of Bascule, or take the rights of other users from it. Raises OSError."""
+    directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+    if readable_by_others(directory):
+        directory.chmod(PRIVATE_DIRECTORY)
+
+
+def readable_by_others(path: Path) -> bool:
+    """Return whether its mode lets other users, or a group, use the file or directory. Raises OSError."""
+    return bool(stat.S_IMODE(path.stat().st_mode) & PRIVATE_UMASK)

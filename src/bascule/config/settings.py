@@ -16,9 +16,10 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition, contradiction
 from bascule.config.admin import Admin
 from bascule.config.audit import Audit
+from bascule.config.bridge import Bridge
 from bascule.config.exposure import exposure
 from bascule.config.fields import (
-    ClientSetting,
+    ClientSettings,
     HostPort,
     HostPorts,
     Name,
@@ -26,17 +27,22 @@ from bascule.config.fields import (
     Section,
     TopicName,
     is_loopback,
-    is_secret,
     located,
-    read_secret,
 )
 from bascule.config.limit import Limit
+from bascule.config.log import Log
+from bascule.config.metrics import MetricsSection
 from bascule.config.named_roles import unknown_role
+from bascule.config.oidc import Oidc
 from bascule.config.passwords import read_password
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
+from bascule.config.reload_effect import AtOnce, AtRestart, ForNew
 from bascule.config.tls import BrokerTls
+from bascule.config.validated_user import ValidatedUser
+from bascule.config.websocket import WebSocketListener
 from bascule.core.defaults import (
+    DATA_DIR,
     MAX_OFFSETS_PER_TRIGGER,
     MEMORY_BYTES,
     MIN_INSYNC_REPLICAS,
@@ -51,142 +57,135 @@ from bascule.core.defaults import (
     TRANSACTION_S,
     TRANSACTION_TIMEOUT_S,
 )
-from bascule.core.log import LogFormat, LogLevel, LogSettings
-from bascule.core.topics import BRIDGE_ID, MESSAGE_BYTES_MAX, PREFIX, JournalTopics
+from bascule.core.topics import MESSAGE_BYTES_MAX, PREFIX, JournalTopics
 
 MIB = 1 << 20
-
-
-class Bridge(Section):
-    """Identity of this bridge."""
-
-    id: Name = Field(
-        default=BRIDGE_ID,
-        description="Name of this bridge. It is part of the transactional ids and of the origin header that prevents loops",
-    )
 
 
 class Broker(AddressSettings):
     """The JMS provider, and the settings of addresses that no ``[[address]]`` names."""
 
-    host: str = Field(default="127.0.0.1", description="Address on which the broker listens")
-    port: Port = Field(default=5672, description="AMQP port (5671 is usual with TLS); 0 = any free port")
+    host: AtRestart[str] = Field(default="127.0.0.1", description="Address on which the broker listens")
+    port: AtRestart[Port] = Field(default=5672, description="AMQP port (5671 is usual with TLS); 0 = any free port")
     tls: BrokerTls = Field(default=BrokerTls(), description="TLS of this listener: `[broker.tls]`")
-    users: dict[str, SecretStr] = Field(
+    websocket: WebSocketListener = Field(default=WebSocketListener(), description="AMQP over WebSocket: `[broker.websocket]`")
+    oidc: Oidc = Field(default=Oidc(), description="Log-in with tokens of an OpenID Connect provider: `[broker.oidc]`")
+    users: AtOnce[dict[str, SecretStr]] = Field(
         default={},
         description='Names of users, each with a password, its hash (`bascule user hash`), or "file:PATH" to read either from a file',
     )
-    users_file: Path | None = Field(
+    users_file: AtOnce[Path | None] = Field(
         default=None,
         description="File with more users and their roles, which `bascule user add` writes. The broker reads it again when it changes",
     )
-    roles: dict[str, tuple[str, ...]] = Field(
+    roles: AtOnce[dict[str, tuple[str, ...]]] = Field(
         default={},
-        description="Names of roles, each with its users. A client with a certificate is a user by the common name of the certificate; a"
+        description="Names of roles, each with its users. A client with a certificate has the user that tls.user_from finds in it; a"
         " client without a login is the user `anonymous`. `[[permission]]` says what a role may do",
     )
-    allow_anonymous: bool | None = Field(
+    allow_anonymous: ForNew[bool | None] = Field(
         default=None,
-        description="Let clients connect without a user or a certificate; unset = yes on a loopback host without users and client_ca",
+        description="Let clients connect without a user or a certificate; unset = yes on a loopback host without users, client_ca and oidc",
     )
-    allow_insecure: bool = Field(
+    allow_insecure: ForNew[bool] = Field(
         default=False,
         description="Accept the risk that other machines can reach a broker without TLS, which means that passwords and messages can be"
         " read on the network, or without any `[[permission]]`, which means that each client may do everything",
     )
-    max_message_bytes: ByteSize = Field(
+    validated_user: ForNew[ValidatedUser] = "off"
+    max_message_bytes: AtRestart[ByteSize] = Field(
         default=ByteSize(MESSAGE_BYTES_MAX),
         gt=0,
         le=MESSAGE_BYTES_MAX,
         description="Largest message that the broker accepts, at most 64 MiB",
     )
-    handshake_timeout_s: float = Field(
+    handshake_timeout_s: ForNew[float] = Field(
         default=10, gt=0, description="Close a connection that has not logged in and opened after N seconds, TLS included"
     )
-    max_handshakes: int = Field(
+    max_handshakes: AtOnce[int] = Field(
         default=2000,
         ge=0,
         description="Maximum number of connections that have not logged in. Further connections wait; if one of the connections takes"
         " longer than a second, the broker closes it in favour of a waiting one; 0 = no limit",
     )
-    max_handshakes_per_address: int = Field(
+    max_handshakes_per_address: AtOnce[int] = Field(
         default=1000, ge=0, description="Maximum number of connections from one remote address that have not logged in; 0 = no limit"
     )
-    idle_timeout_s: float = Field(
+    idle_timeout_s: ForNew[float] = Field(
         default=60, gt=0, description="Close a connection that has been silent for N seconds. The broker tells clients to send heartbeats"
     )
-    transaction_timeout_s: float = Field(
+    transaction_timeout_s: ForNew[float] = Field(
         default=TRANSACTION_TIMEOUT_S,
         gt=0,
         description="Roll back a local transaction that has held messages for N seconds, because other consumers wait for these messages",
     )
-    session_timeout_s: float = Field(
+    session_timeout_s: AtRestart[float] = Field(
         default=6, ge=1, description="Replace a broker by a standby if Kafka has not heard from the broker for N seconds"
     )
-    takeover_after_s: float = Field(
+    takeover_after_s: AtRestart[float] = Field(
         default=0.5,
         ge=0,
         description="Replace a broker that is cut off from a standby and silent in Kafka for N seconds; 0 = wait for session_timeout_s",
     )
-    standby_port: Port = Field(default=0, description="Port for connections of standbys; 0 = any free port")
-    standby_address: HostPort | None = Field(
+    standby_port: AtRestart[Port] = Field(default=0, description="Port for connections of standbys; 0 = any free port")
+    standby_address: AtRestart[HostPort | None] = Field(
         default=None, description="HOST:PORT to which standbys connect; unset = standby_port at host, or at the name of the machine"
     )
-    instance: Name | None = Field(
+    instance: AtRestart[Name | None] = Field(
         default=None,
         description="Name of this broker in the election of the active broker; unset = derived from host name and data directory",
     )
-    failover: HostPorts = Field(
+    failover: ForNew[HostPorts] = Field(
         default=(),
         description="HOST:PORT of this broker and its standbys. The broker sends the list to each client that connects, for its failover",
     )
-    memory_bytes: ByteSize = Field(
+    memory_bytes: AtOnce[ByteSize] = Field(
         default=ByteSize(MEMORY_BYTES),
         ge=MIB,
         description="Memory that the broker may use for its clients. From a quarter of it on, message bodies go to spill files; near"
         " the limit, producers wait and transactions are refused",
     )
-    spill_bytes: ByteSize = Field(
+    spill_bytes: AtOnce[ByteSize] = Field(
         default=ByteSize(SPILL_BYTES), ge=MIB, description="Size of the spill files (in embedded.data_dir) at which producers wait"
     )
-    spill_free_bytes: ByteSize = Field(
+    spill_free_bytes: AtOnce[ByteSize] = Field(
         default=ByteSize(SPILL_FREE_BYTES), description="Free space on the disk of the spill files below which producers wait; 0 = no limit"
     )
-    max_queues: int = Field(
+    max_queues: AtOnce[int] = Field(
         default=QUEUES_MAX,
         ge=1,
         le=QUEUES_MAX,
         description="Maximum number of queues and subscriptions. A client can create queues with any name",
     )
-    max_queues_per_user: int = Field(
+    max_queues_per_user: AtOnce[int] = Field(
         default=32_000,
         ge=0,
         description="Maximum number of queues and subscriptions that the clients of one user have created, including temporary ones;"
         " 0 = no limit",
     )
-    max_durable_subscriptions_per_user: int = Field(
+    max_durable_subscriptions_per_user: AtOnce[int] = Field(
         default=10_000, ge=0, description="Maximum number of durable subscriptions that the clients of one user have created; 0 = no limit"
     )
-    max_connections: int = Field(
+    max_connections: AtOnce[int] = Field(
         default=10_000,
         ge=0,
         description="Maximum number of connections that have logged in, within the limit on file descriptors; 0 = only the limit on"
         " file descriptors",
     )
-    max_connections_per_address: int = Field(
+    max_connections_per_address: AtOnce[int] = Field(
         default=5_000, ge=0, description="Maximum number of connections from one remote address; 0 = no limit"
     )
-    max_connections_per_user: int = Field(
+    max_connections_per_user: AtOnce[int] = Field(
         default=5_000, ge=0, description="Maximum number of connections of one user. All anonymous clients count as one user; 0 = no limit"
     )
-    max_sessions_per_user: int = Field(default=50_000, ge=0, description="Maximum number of sessions of one user; 0 = no limit")
-    max_links_per_user: int = Field(
+    max_sessions_per_user: AtOnce[int] = Field(default=50_000, ge=0, description="Maximum number of sessions of one user; 0 = no limit")
+    max_links_per_user: AtOnce[int] = Field(
         default=100_000, ge=0, description="Maximum number of producers and consumers of one user; 0 = no limit"
     )
-    max_transactions_per_user: int = Field(
+    max_transactions_per_user: AtOnce[int] = Field(
         default=50_000, ge=0, description="Maximum number of open local transactions of one user; 0 = no limit"
     )
-    max_messages_per_s_per_user: int = Field(
+    max_messages_per_s_per_user: AtOnce[int] = Field(
         default=0,
         ge=0,
         description="Messages that the producers of one user may send in a second, together. The broker gives no more credit, so that a"
@@ -206,18 +205,22 @@ class Broker(AddressSettings):
 
     @model_validator(mode="after")
     def _somebody_may_connect(self) -> Broker:
-        if not self.has_users and not self.anonymous_allowed:
-            raise ValueError(
-                f"no client could connect to host {self.host!r}; set users, users_file, tls.client_ca, or allow_anonymous = true"
-            )
+        if not self.has_logins and not self.anonymous_allowed:
+            ways = "set users, users_file, oidc.issuer, tls.client_ca, or allow_anonymous = true"
+            raise ValueError(f"no client could connect to host {self.host!r}; {ways}")
         return self
+
+    @property
+    def has_logins(self) -> bool:
+        """Return whether clients can log in: with a password, a certificate or a token."""
+        return self.has_passwords or self.tls.client_ca is not None or self.oidc.enabled
 
     @property
     def anonymous_allowed(self) -> bool:
         """Return whether a client without a user may connect."""
         if self.allow_anonymous is not None:
             return self.allow_anonymous
-        return not self.has_users and is_loopback(self.host)
+        return not self.has_logins and is_loopback(self.host)
 
     @property
     def has_passwords(self) -> bool:
@@ -226,18 +229,13 @@ class Broker(AddressSettings):
 
     @property
     def plain_allowed(self) -> bool:
-        """Return whether clients may send passwords (SASL PLAIN)."""
+        """Return whether clients may send passwords (SASL PLAIN) and tokens."""
         return self.tls.enabled or is_loopback(self.host) or self.allow_insecure
 
     @property
     def passwords(self) -> dict[str, str]:
         """Return the password of each user, in clear or as its hash."""
         return {name: password.get_secret_value() for name, password in self.users.items()}
-
-    @property
-    def has_users(self) -> bool:
-        """Return whether the settings name users, by a password or a certificate."""
-        return self.has_passwords or self.tls.client_ca is not None
 
     @property
     def url_scheme(self) -> str:
@@ -248,39 +246,41 @@ class Broker(AddressSettings):
 class Journal(Section):
     """Bascule's own topics."""
 
-    prefix: Name = Field(default=PREFIX, description="First part of the names of Bascule's own topics: PREFIX.journal and others")
-    append_timeout_s: float = Field(
+    prefix: AtRestart[Name] = Field(
+        default=PREFIX, description="First part of the names of Bascule's own topics: PREFIX.journal and others"
+    )
+    append_timeout_s: AtRestart[float] = Field(
         default=15,
         gt=0,
         description="Close client connections if Kafka has not answered an append for N seconds. Clients with failover reconnect and"
         " repeat their sends",
     )
-    snapshot_records: int = Field(
+    snapshot_records: AtRestart[int] = Field(
         default=50_000, ge=100, description="Number of journal records between two snapshots. It limits the time of a restart"
     )
-    retention_s: float = Field(
+    retention_s: AtRestart[float] = Field(
         default=604_800,
         ge=0,
         description="Keep the journal for N seconds, for new diverts that start in the past; 0 = keep only what queues and pipelines need",
     )
-    retention_bytes: ByteSize = Field(
+    retention_bytes: AtRestart[ByteSize] = Field(
         default=ByteSize(0),
         description="Limit the part of the journal that retention_s keeps to the last N bytes; 0 = no limit",
     )
-    pinned_bytes: ByteSize = Field(
+    pinned_bytes: AtRestart[ByteSize] = Field(
         default=ByteSize(0),
         description="Size of the journal that a stalled pipeline may keep from being deleted. Beyond this size the pipeline loses its"
         " unread messages and stops; 0 = no limit",
     )
-    replication_factor: int = Field(
+    replication_factor: AtRestart[int] = Field(
         default=REPLICATION_FACTOR, ge=1, le=32767, description="Number of replicas of Bascule's own topics (3 on a cluster)"
     )
-    replayable: tuple[str, ...] = Field(
+    replayable: AtRestart[tuple[str, ...]] = Field(
         default=(),
         description="Addresses or patterns of JMS topics whose persistent messages are journaled even if no durable subscription and"
         " no divert wants them, for future diverts and Spark jobs. Persistent messages of queues are always journaled",
     )
-    min_insync_replicas: int = Field(
+    min_insync_replicas: AtRestart[int] = Field(
         default=MIN_INSYNC_REPLICAS,
         ge=1,
         description="Least number of replicas that must have stored a record before Kafka acknowledges it (2 of 3 on a cluster)",
@@ -296,22 +296,21 @@ class Journal(Section):
 class Kafka(Section):
     """An external Kafka. Without ``bootstrap_servers``, Bascule uses the embedded Kafka."""
 
-    bootstrap_servers: str | None = Field(
+    bootstrap_servers: AtRestart[str | None] = Field(
         default=None, min_length=1, description="HOST:PORT,... of an external Kafka; unset = the embedded Kafka"
     )
-    client: dict[str, ClientSetting] = Field(
+    client: AtRestart[ClientSettings] = Field(
         default={},
-        description='Settings passed to librdkafka (security.protocol, sasl.*, ssl.* and others). A secret may be "file:PATH" to read'
-        " it from a file",
+        description='Settings of librdkafka (security.protocol, sasl.*, ssl.* and more). A secret may be "file:PATH" or "credential:NAME"',
     )
 
     @field_validator("client")
     @classmethod
-    def _client_settings(cls, client: dict[str, ClientSetting]) -> dict[str, ClientSetting]:
+    def _client_settings(cls, client: ClientSettings) -> ClientSettings:
         for key in client:
             if key in _KAFKA_RESERVED:
                 raise ValueError(f"{key!r} is set by Bascule: {_KAFKA_RESERVED[key]}")
-        return {key: read_secret(value) if isinstance(value, str) and is_secret(key) else value for key, value in client.items()}
+        return client
 
 
 #: Client settings that exactly-once depends on.
@@ -329,64 +328,64 @@ _KAFKA_RESERVED = {
 class Embedded(Section):
     """The single-node Kafka that ``bascule up`` and ``bascule kafka`` run."""
 
-    data_dir: Path = Field(
-        default=Path("bascule-data"), description="Directory for all local data: Kafka's data, logs, process ids, ports, spill files"
+    data_dir: AtRestart[Path] = Field(
+        default=Path(DATA_DIR), description="Directory for all local data: Kafka's data, logs, process ids, ports, spill files"
     )
-    port: Port = Field(default=9092, description="Kafka port; 0 = any free port")
-    fsync: bool = Field(
+    port: AtRestart[Port] = Field(default=9092, description="Kafka port; 0 = any free port")
+    fsync: AtRestart[bool] = Field(
         default=False,
         description="Write every record to the disk before it is acknowledged. Records then survive a power cut, but writes are much"
         " slower",
     )
-    heap_mb: int = Field(default=512, ge=128, description="Java heap of Kafka in MiB")
+    heap_mb: AtRestart[int] = Field(default=512, ge=128, description="Java heap of Kafka in MiB")
 
 
-class Pipelines(Section):
+class Pipelines(MetricsSection):
     """The Spark driver that runs all diverts and ingresses."""
 
-    enabled: bool = Field(default=True, description="Whether `bascule up` starts the pipelines")
-    master: str = Field(default=SPARK_MASTER, min_length=1, description="URL of the Spark master; a cluster needs a core for each task")
-    spark: dict[str, ClientSetting] = Field(default={}, description="Settings passed to Spark")
-    trigger_interval_ms: int = Field(
+    enabled: AtRestart[bool] = Field(default=True, description="Whether `bascule up` starts the pipelines")
+    master: AtRestart[str] = Field(
+        default=SPARK_MASTER, min_length=1, description="URL of the Spark master; a cluster needs a core for each task"
+    )
+    spark: AtRestart[ClientSettings] = Field(
+        default={}, description='Settings passed to Spark. A secret may be "file:PATH" or "credential:NAME"'
+    )
+    trigger_interval_ms: AtRestart[int] = Field(
         default=0, ge=0, description="Shortest interval in ms between two micro-batches of a transformation; 0 = start the next one at once"
     )
-    max_offsets_per_trigger: int = Field(
+    max_offsets_per_trigger: AtRestart[int] = Field(
         default=MAX_OFFSETS_PER_TRIGGER, ge=1, description="Maximum number of journal records in one micro-batch of a transformation"
     )
-    checkpoint_dir: Path | None = Field(
+    checkpoint_dir: AtRestart[Path | None] = Field(
         default=None, description="Directory for Spark's checkpoints, emptied at every start; unset = a temporary directory"
     )
-    transaction_records: int = Field(default=TRANSACTION_RECORDS, ge=1, description="Maximum number of records in one Kafka transaction")
-    transaction_bytes: ByteSize = Field(
+    transaction_records: AtRestart[int] = Field(
+        default=TRANSACTION_RECORDS, ge=1, description="Maximum number of records in one Kafka transaction"
+    )
+    transaction_bytes: AtRestart[ByteSize] = Field(
         default=ByteSize(TRANSACTION_BYTES), ge=1, description="Maximum number of bytes in one Kafka transaction, keys and headers included"
     )
-    transaction_s: float = Field(
+    transaction_s: AtRestart[float] = Field(
         default=TRANSACTION_S,
         gt=0,
         le=20,
         description="Commit a Kafka transaction after N seconds, at most 20. Kafka aborts it at 30 s",
     )
-    target_partitions: int = Field(
+    instance: AtRestart[Name | None] = Field(
+        default=None,
+        description="Name of this driver in the election among the drivers of a bridge. A driver that was killed and restarted under its"
+        " name continues at once, without a wait for `broker.session_timeout_s`; no two drivers may have the same name. Unset = a new"
+        " name at each start; `bascule up` uses the name of its broker",
+    )
+    target_partitions: AtRestart[int] = Field(
         default=TARGET_PARTITIONS, ge=0, description="Number of partitions of a target topic that a divert creates; 0 = never create topics"
     )
-    on_error: Literal["dead-letter", "stop"] = Field(
+    on_error: AtRestart[Literal["dead-letter", "stop"]] = Field(
         default="dead-letter", description="Dead-letter a record that cannot be carried, or stop the pipeline"
     )
-    dead_letter_topic: TopicName | None = Field(
+    dead_letter_topic: AtRestart[TopicName | None] = Field(
         default=None, description="Topic for records that cannot be carried; unset = PREFIX.dead-letter"
     )
-
-
-class Log(Section):
-    """The log of the broker, the pipelines and the commands."""
-
-    format: LogFormat = Field(default="text", description="Write lines of text, or one JSON object per line")
-    level: LogLevel = Field(default="info", description="Least severity that is written")
-
-    @property
-    def values(self) -> LogSettings:
-        """Return the settings for the set-up of the log."""
-        return LogSettings(self.format, self.level)
 
 
 class Settings(BaseSettings):
@@ -434,7 +433,7 @@ class Settings(BaseSettings):
     @property
     def journal_topics(self) -> JournalTopics:
         """Return the journal of this broker and its pipelines, and its topics."""
-        return JournalTopics(self.journal.prefix, self.pipelines.dead_letter_topic or "")
+        return JournalTopics(self.journal.prefix, self.pipelines.dead_letter_topic or "", audit_topic=self.audit.topic or "")
 
     @model_validator(mode="after")
     def _names_unique(self) -> Settings:
@@ -461,7 +460,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _access_complete(self) -> Settings:
-        wrong = unknown_role(self.permission, self.limit, self.admin, self.broker.roles)
+        wrong = unknown_role(self.permission, self.limit, self.admin, self.broker.roles, self.broker.oidc.roles)
         if wrong is not None and self.broker.users_file is None:  # the file of users has roles, too; it is not read here
             raise located(wrong.path, wrong.reason)
         broker = self.broker
@@ -476,7 +475,7 @@ class Settings(BaseSettings):
         if self.audit.topic is not None and (self.audit.topic in topics.internal or self.audit.topic == topics.dead_letters):
             raise located(("audit", "topic"), f"{self.audit.topic!r} is one of Bascule's own topics")
         for position, divert in enumerate(self.divert):
-            if divert.to in topics.internal:
+            if divert.to in topics.internal or divert.to == self.audit.topic:
                 raise located(("divert", position, "to"), f"{divert.to!r} is one of Bascule's own topics")
             if divert.to == topics.dead_letters:
                 raise located(

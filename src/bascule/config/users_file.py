@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import fcntl
 import json
-import os
 import secrets
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -23,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from bascule.amqp.verifiers import DIGESTS, ITERATIONS, SALT_BYTES, Verifier
 from bascule.config.load import ConfigError
-from bascule.config.private_file import PRIVATE, replace_private
+from bascule.config.private_file import locked, replace_private
 from bascule.core.access import ANY_ROLE
 from bascule.core.errors import InvalidInput
 
@@ -45,7 +43,7 @@ class UsersFileError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user of the file: a verifier for each mechanism, and roles."""
+    """One user of the file: a verifier for each mechanism, or none if the user logs in by certificate or token only, and roles."""
 
     name: str
     verifiers: Mapping[str, Verifier] = field(repr=False)
@@ -82,7 +80,7 @@ class Users:
         """Return the text of the file."""
         header = {"format": FORMAT, "secret": base64.b64encode(self.secret).decode(), "users": len(self.users)}
         rows: list[dict[str, Any]] = [
-            {"user": user.name, "roles": list(user.roles), "verifiers": [str(user.verifiers[each]) for each in DIGESTS]}
+            {"user": user.name, "roles": list(user.roles), "verifiers": [str(user.verifiers[each]) for each in DIGESTS if user.verifiers]}
             for user in self.users.values()
         ]
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in (header, *rows))
@@ -214,8 +212,8 @@ def _user(row: _Row) -> User:
     except ValueError as error:
         raise ValueError(f"a verifier of user {name!r} {error}") from None
     by_mechanism = {each.mechanism: each for each in verifiers}
-    if len(verifiers) != len(DIGESTS) or by_mechanism.keys() != DIGESTS.keys():
-        raise ValueError(f"user {name!r} must have one verifier for each of {', '.join(DIGESTS)}")
+    if texts and (len(verifiers) != len(DIGESTS) or by_mechanism.keys() != DIGESTS.keys()):
+        raise ValueError(f"user {name!r} must have no verifier, or one for each of {', '.join(DIGESTS)}")
     return User(name, by_mechanism, tuple(roles))
 
 
@@ -246,7 +244,7 @@ def changing(path: Path) -> Iterator[UsersDraft]:
     crash of the machine. Raises UsersFileError.
     """
     try:
-        with _locked(path):
+        with locked(path):
             draft = UsersDraft(read(path) if path.exists() else Users.none(), path)
             before = draft.content
             yield draft
@@ -254,11 +252,3 @@ def changing(path: Path) -> Iterator[UsersDraft]:
                 replace_private(path, draft.content.text().encode())
     except OSError as error:
         raise UsersFileError(f"{error.filename or path}: {error.strerror}") from error
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lock a file against other writers, by a file beside it, since the file itself is replaced."""
-    with os.fdopen(os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

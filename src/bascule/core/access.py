@@ -13,11 +13,12 @@ from typing import Final
 from bascule.core.address_index import AddressIndex
 from bascule.core.caches import peer_cache
 from bascule.core.destination import specificity
-from bascule.core.permissions import AccessDecision, Permission, Unauthorized
+from bascule.core.permissions import AccessDecision, AllowAll, Permission, Unauthorized
 from bascule.core.roles import UserRoles
 
 #: In a rule: all clients, whatever their roles.
 ANY_ROLE: Final = "*"
+_NO_ROLES: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +38,29 @@ class AccessRules:
         self._index = AddressIndex((rule.match, number) for number, rule in enumerate(self._rules))
         self._roles = roles
 
-    def authorize(self, user: str, permission: Permission, address: str) -> None:
-        """Raise Unauthorized if ``user`` lacks ``permission`` on ``address``."""
+    def with_roles(self, roles: frozenset[str]) -> ClientAccess:
+        """Return the permissions of a client that has roles by its token, besides those of its user."""
+        return ClientAccess(self, roles)
+
+    def authorize(self, user: str, permission: Permission, address: str, roles: frozenset[str] = _NO_ROLES) -> None:
+        """Raise Unauthorized if ``user`` lacks ``permission`` on ``address``. ``roles`` are those of a token."""
         rule = _deciding(self, address)
-        if rule is None or not self._given(rule, user, permission):
+        if rule is None or not self._given(rule, permission, self._roles_of(user, roles)):
             raise Unauthorized(user, permission, address)
 
     def owns(self, user: str, owner: str) -> bool:
         """Return whether ``user`` may use a durable subscription or a branch that ``owner`` has made ("" for the broker's owner)."""
         return owner in ("", user)
 
-    def decide(self, user: str, permission: Permission, address: str) -> AccessDecision:
-        """Return whether ``user`` has ``permission`` on ``address``, and why."""
+    def decide(self, user: str, permission: Permission, address: str, roles: frozenset[str] = _NO_ROLES) -> AccessDecision:
+        """Return whether ``user`` has ``permission`` on ``address``, and why. ``roles`` are those of a token."""
         rule = _deciding(self, address)
         if rule is None:
             return AccessDecision(False, None, f"no [[permission]] matches address {address!r}, so nobody has any permission on it")
-        roles = rule.roles.get(permission, frozenset())
-        has = ", ".join(sorted(self._roles.of(user))) or "no role"
-        gives = ", ".join(sorted(roles)) or "nobody"
-        allowed = self._given(rule, user, permission)
+        users_roles = self._roles_of(user, roles)
+        has = ", ".join(sorted(users_roles)) or "no role"
+        gives = ", ".join(sorted(rule.roles.get(permission, _NO_ROLES))) or "nobody"
+        allowed = self._given(rule, permission, users_roles)
         return AccessDecision(
             allowed, rule.match, f"[[permission]] {rule.match!r} gives {permission.value!r} to {gives}; user {user!r} has {has}"
         )
@@ -65,9 +70,65 @@ class AccessRules:
         found = self._index.matching(address)
         return self._rules[found[-1]] if found else None
 
-    def _given(self, rule: AccessRule, user: str, permission: Permission) -> bool:
-        roles = rule.roles.get(permission, frozenset())
-        return ANY_ROLE in roles or not roles.isdisjoint(self._roles.of(user))
+    def _roles_of(self, user: str, roles: frozenset[str]) -> frozenset[str]:
+        own = self._roles.of(user)
+        return own | roles if roles else own
+
+    def _given(self, rule: AccessRule, permission: Permission, roles: frozenset[str]) -> bool:
+        required = rule.roles.get(permission, _NO_ROLES)
+        return ANY_ROLE in required or not required.isdisjoint(roles)
+
+
+class ClientAccess:
+    """The permissions of one client, which has roles by its token."""
+
+    def __init__(self, rules: AccessRules, roles: frozenset[str]) -> None:
+        self._rules = rules
+        self._roles = roles
+
+    def with_roles(self, roles: frozenset[str]) -> ClientAccess:
+        """Return the permissions of a client with these roles by its token."""
+        return ClientAccess(self._rules, roles)
+
+    def authorize(self, user: str, permission: Permission, address: str) -> None:
+        """Raise Unauthorized if ``user`` lacks ``permission`` on ``address``."""
+        self._rules.authorize(user, permission, address, self._roles)
+
+    def owns(self, user: str, owner: str) -> bool:
+        """Return whether ``user`` may use a durable subscription or a branch that ``owner`` has made ("" for the broker's owner)."""
+        return self._rules.owns(user, owner)
+
+
+class CurrentPermissions:
+    """The permissions by the settings, which may change at any time: assign to ``now``."""
+
+    def __init__(self, now: AllowAll | AccessRules) -> None:
+        self.now = now
+
+    def with_roles(self, roles: frozenset[str]) -> CurrentAccess:
+        """Return the permissions of a client that has roles by its token, besides those of its user."""
+        return CurrentAccess(self, roles)
+
+    def authorize(self, user: str, permission: Permission, address: str) -> None:
+        """Raise Unauthorized if ``user`` lacks ``permission`` on ``address``."""
+        self.now.authorize(user, permission, address)
+
+    def owns(self, user: str, owner: str) -> bool:
+        """Return whether ``user`` may use a durable subscription or a branch that ``owner`` has made ("" for the broker's owner)."""
+        return self.now.owns(user, owner)
+
+
+class CurrentAccess(CurrentPermissions):
+    """The current permissions of one client, which has roles by its token."""
+
+    def __init__(self, current: CurrentPermissions, roles: frozenset[str]) -> None:
+        self._current = current
+        self._roles = roles
+
+    @property
+    def now(self) -> AllowAll | ClientAccess:  # type: ignore[override]  # follows the permissions of all clients
+        """Return the permissions by the rules of this moment."""
+        return self._current.now.with_roles(self._roles)
 
 
 @peer_cache(entries=10_000, entry_bytes=2048)

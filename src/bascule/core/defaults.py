@@ -44,5 +44,8 @@ TRANSACTION_S: Final = 10
 TARGET_PARTITIONS: Final = 1
 REPLICATION_FACTOR: Final = 1
 MIN_INSYNC_REPLICAS: Final = 1
+#: Directory for all local data, and the environment variable that names another one.
+DATA_DIR: Final = "bascule-data"
+DATA_DIR_VARIABLE: Final = "BASCULE_EMBEDDED__DATA_DIR"
 #: File in the data directory with a token for the admin server, which commands of the same user of the machine send.
 OWNER_TOKEN_FILE: Final = "admin.token"

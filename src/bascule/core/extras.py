@@ -22,8 +22,9 @@ MODULES: Final = MappingProxyType(
         "cli": _CLI,
         "kafka": _KAFKA,
         "metrics": ("prometheus_client",),
-        "broker": (*_CLI, *_KAFKA, "prometheus_client", "starlette", "uvicorn", "uvloop"),
-        "pipelines": (*_CLI, *_KAFKA, "pandas", "pyarrow", "pyspark"),
+        "broker": (*_CLI, *_KAFKA, "cryptography", "jwt", "prometheus_client", "starlette", "uvicorn", "uvloop", "wsproto"),
+        "pipelines": (*_CLI, *_KAFKA, "pandas", "prometheus_client", "pyarrow", "pyspark"),
+        "otel": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"),
         "postgres": _POSTGRES,
         "sqlalchemy": (*_POSTGRES, "sqlalchemy"),
         "django": (*_POSTGRES, "django"),
@@ -57,4 +58,7 @@ def require(extra: str, otherwise: str = "") -> None:
 
 
 def _is_installed(module: str) -> bool:
-    return sys.modules.get(module) is not None or find_spec(module) is not None
+    try:
+        return sys.modules.get(module) is not None or find_spec(module) is not None
+    except ModuleNotFoundError:  # a package around it is missing
+        return False

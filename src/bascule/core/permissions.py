@@ -72,6 +72,10 @@ class AccessDecision(NamedTuple):
 class Permissions(Protocol):
     """Decides which permissions each user has."""
 
+    def with_roles(self, roles: frozenset[str]) -> Permissions:
+        """Return the permissions of a client that has roles by its token, besides those of its user."""
+        ...
+
     def authorize(self, user: str, permission: Permission, address: str) -> None:
         """Raise Unauthorized if ``user`` ("" for an anonymous client) lacks ``permission`` on ``address``."""
 
@@ -83,6 +87,10 @@ class Permissions(Protocol):
 class AllowAll:
     """Gives every permission to every user."""
 
+    def with_roles(self, _roles: frozenset[str]) -> AllowAll:
+        """Return these permissions."""
+        return self
+
     def authorize(self, user: str, permission: Permission, address: str) -> None:
         """Allow the operation."""
 
@@ -90,6 +98,6 @@ class AllowAll:
         """Allow the use."""
         return True
 
-    def decide(self, _user: str, _permission: Permission, _address: str) -> AccessDecision:
+    def decide(self, _user: str, _permission: Permission, _address: str, _roles: frozenset[str] = frozenset()) -> AccessDecision:
         """Return that everything is allowed."""
         return AccessDecision(True, None, "there is no [[permission]], so everything is allowed")

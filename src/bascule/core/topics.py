@@ -25,12 +25,14 @@ class JournalTopics:
     """One journal and the Kafka topics that belong to it.
 
     ``prefix`` is setting ``journal.prefix``. ``dead_letter_topic`` is setting ``pipelines.dead_letter_topic``; empty = the default name.
-    ``partition`` is the partition of the topics ``journal`` and ``ingress`` that holds the records.
+    ``partition`` is the partition of the topics ``journal`` and ``ingress`` that holds the records. ``audit_topic`` is setting
+    ``audit.topic``; empty = none.
     """
 
     prefix: str = PREFIX
     dead_letter_topic: str = ""
     partition: int = 0
+    audit_topic: str = ""
 
     @property
     def journal(self) -> str:
@@ -58,6 +60,16 @@ class JournalTopics:
         return f"{self.prefix}.positions"
 
     @property
+    def control(self) -> str:
+        """What administrators want the pipelines to do."""
+        return f"{self.prefix}.control"
+
+    @property
+    def reports(self) -> str:
+        """What the driver of the pipelines reports about them."""
+        return f"{self.prefix}.pipelines"
+
+    @property
     def dead_letters(self) -> str:
         """Records that no pipeline can convert. A setting may change the name."""
         return self.dead_letter_topic or f"{self.prefix}.dead-letter"
@@ -76,11 +88,16 @@ class JournalTopics:
         return f"{self.prefix}.{bridge_id}.{position_key}"
 
     @property
+    def own(self) -> frozenset[str]:
+        """Topics that only Bascule writes and reads, those of this journal. Each new topic of a broker or driver belongs here."""
+        return frozenset({self.journal, self.snapshots, self.store, self.ingress, self.positions, self.brokers, self.control, self.reports})
+
+    @property
     def internal(self) -> frozenset[str]:
         """Topics that only Bascule writes, including those shared by all bridges on one Kafka, without the dead-letter topic."""
-        return SHARED | {self.journal, self.snapshots, self.store, self.ingress, self.positions, self.brokers}
+        return SHARED | self.own
 
     @property
     def reserved(self) -> frozenset[str]:
         """Topics that no divert may write because of a message's address and that no pattern of an ingress may match."""
-        return self.internal | {self.dead_letters}
+        return self.internal | {self.dead_letters} | ({self.audit_topic} if self.audit_topic else set())

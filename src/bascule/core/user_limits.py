@@ -1,7 +1,8 @@
 """The limits on what the clients of one user may use, by user and role.
 
 A rule that names the user decides before a rule that names a role of the user, and both before the limit for all users. Where several rules
-of one kind set a limit, the most generous one wins, as permissions of several roles add up.
+of one kind set a limit, the most generous one wins, as permissions of several roles add up. What a user uses is counted for all its clients
+together, so a user has the roles of the tokens of all its connected clients, too.
 """
 
 from __future__ import annotations
@@ -52,20 +53,20 @@ class LimitRules:
     """The limits of all users."""
 
     def __init__(self, defaults: Mapping[UserResource, int], rules: Iterable[LimitRule] = (), roles: UserRoles | None = None) -> None:
-        """``roles`` may change at any time: call ``forget_peers`` of bascule.core.caches, and later calls of ``of`` use the new ones."""
+        """``roles`` may change at any time: later calls of ``of`` use the new ones."""
         self._defaults = defaults
         self._rules = tuple(rules)
         self._roles = UserRoles({}) if roles is None else roles
 
     def of(self, user: str, resource: UserResource) -> UserLimit:
         """Return the limit of a user on one resource."""
-        return _limit(self, user, resource)
+        return _limit(self, user, resource, self._roles.with_lent(user))
 
-    def find(self, user: str, resource: UserResource) -> UserLimit:
-        """Return the limit of a user on one resource from the rules."""
+    def find(self, user: str, resource: UserResource, roles: frozenset[str]) -> UserLimit:
+        """Return the limit of a user with these roles on one resource from the rules."""
         rules = [rule for rule in self._rules if resource in rule.most]
         of_user = [(rule.most[resource], f"user {user!r}") for rule in rules if user in rule.users]
-        of_roles = [(rule.most[resource], f"role {role!r}") for rule in rules for role in sorted(rule.roles & self._roles.of(user))]
+        of_roles = [(rule.most[resource], f"role {role!r}") for rule in rules for role in sorted(rule.roles & roles)]
         for found in (of_user, of_roles):
             if found:
                 most, whose = max(found, key=lambda each: each[0] or float("inf"))
@@ -74,8 +75,8 @@ class LimitRules:
 
 
 @peer_cache(entries=10_000, entry_bytes=2048)
-def _limit(rules: LimitRules, user: str, resource: UserResource) -> UserLimit:
-    return rules.find(user, resource)
+def _limit(rules: LimitRules, user: str, resource: UserResource, roles: frozenset[str]) -> UserLimit:
+    return rules.find(user, resource, roles)
 
 
 #: No limits.

@@ -12,8 +12,8 @@ from typing import Self
 
 from bascule.embedded.jars import JarStore
 from bascule.embedded.java import find_java
-from bascule.embedded.kafka import HOST, EmbeddedKafka, new_cluster_id
-from bascule.embedded.process import free_ports
+from bascule.embedded.kafka import EmbeddedKafka, new_cluster_id
+from bascule.embedded.process import HOST, free_ports
 
 NODES = 3
 #: Enough for a few topics; three nodes share the memory of a single node.

@@ -24,13 +24,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from bascule.config.private_file import make_private, replace_private
+from bascule.core.environment import NOTHING, inherited
 from bascule.core.errors import BasculeError, InvalidInput, Scope, Unavailable
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.embedded.jars import JarStore
 from bascule.embedded.java import Java, find_java
-from bascule.embedded.process import POLL_S, Child, NotStarted, check_port, free_port
+from bascule.embedded.process import HOST, POLL_S, Child, NotStarted, check_port, free_port
+from bascule.embedded.protection import LISTENER, LOCK_FILE, Protection
 
-HOST = "127.0.0.1"
 #: Kafka's default of 128 MiB would be most of the heap; 16 MiB hold 700,000 keys in one pass of the cleaner.
 CLEANER_BUFFER_BYTES = 16 << 20
 HEAP_MB = 512
@@ -46,10 +48,10 @@ SERVER_PROPERTIES = """\
 process.roles=broker,controller
 node.id={node_id}
 controller.quorum.voters={voters}
-listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}
-advertised.listeners=PLAINTEXT://{host}:{port}
+listeners=PLAINTEXT://{host}:{port}{own_listener},CONTROLLER://{host}:{controller_port}
+advertised.listeners=PLAINTEXT://{host}:{port}{own_listener}
 controller.listener.names=CONTROLLER
-inter.broker.listener.name=PLAINTEXT
+inter.broker.listener.name={node_listener}
 log.dirs={log_dir}
 
 # One machine, two cores: few partitions of the internal topics, few threads; as many copies as there are nodes.
@@ -104,14 +106,18 @@ class EmbeddedKafka:
     nothing, but a power failure may lose records. Start it from a thread that lives as long as the node (see ``Child``).
     """
 
-    def __init__(self, data_dir: Path, *, port: int = 0, fsync: bool = False, heap_mb: int = HEAP_MB, jars: JarStore | None = None) -> None:
-        """``port`` 0 is any free port, chosen at the first start."""
+    def __init__(
+        self, data_dir: Path, *, port: int = 0, fsync: bool = False, heap_mb: int = HEAP_MB, jars: JarStore | None = None,
+        protection: Protection | None = None,
+    ) -> None:  # fmt: skip
+        """``port`` 0 is any free port, chosen at the first start. Without ``protection``, every client may do everything."""
         self.data_dir = data_dir.absolute()
         self.port = port
         self.fsync = fsync
         self.heap_mb = heap_mb
         self._chosen_port = port
         self._jars = jars or JarStore()
+        self._protection = protection
         self._cluster_id = new_cluster_id()  # for a directory that is still empty
         self._child: Child | None = None
         self._archive: Path | None = None
@@ -137,7 +143,7 @@ class EmbeddedKafka:
         return self.data_dir / "kafka.log"
 
     def start(self) -> None:
-        """Return when Kafka serves. Raises DataInUse, PortInUse, NoJdk, JarUnavailable, NotStarted."""
+        """Return when Kafka serves. Raises DataInUse, PortInUse, NoJdk, JarUnavailable, NotStarted, NotProtected."""
         java = find_java()
         classpath = os.pathsep.join(map(str, self._jars.classpath("kafka")))
         with self._locked() as lock:
@@ -147,6 +153,8 @@ class EmbeddedKafka:
                 try:
                     self._start_once(java, classpath, lock)
                     return
+                except OSError as error:  # for example a full disk
+                    raise NotStarted(f"the files of Kafka in {self.data_dir} cannot be used: {error}") from error
                 except NotStarted as error:
                     if "Address already in use" not in str(error) or attempt == START_ATTEMPTS:
                         raise
@@ -183,7 +191,7 @@ class EmbeddedKafka:
         """
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
-            file = (self.data_dir / "lock").open("w")
+            file = (self.data_dir / LOCK_FILE).open("w")
         except OSError as error:
             raise InvalidInput(f"the data directory {self.data_dir} cannot be written: {error}") from error
         with file:
@@ -201,20 +209,31 @@ class EmbeddedKafka:
             yield file.fileno()
 
     def _start_once(self, java: Java, classpath: str, lock: int) -> None:
+        if self._protection is not None:
+            make_private(self.data_dir)
         self.port = self.port or free_port(HOST)
         self._launch(java, classpath, lock)
         self._wait_ready()
+        if self._protection is not None:
+            self._protect(self._protection)
+
+    def _protect(self, protection: Protection) -> None:
+        try:
+            protection.apply()
+        except BaseException:
+            self.kill()
+            raise
 
     def _launch(self, java: Java, classpath: str, lock: int) -> None:
         (self.data_dir / "log4j2.properties").write_text(LOG4J_PROPERTIES)
-        self._properties_file.write_text(self._server_properties())
+        replace_private(self._properties_file, self._server_properties().encode())
         self._archive = self._archive_for(java, classpath)
         shared = [f"-XX:SharedArchiveFile={self._archive}"] if self._archive.exists() else []
         if not (self._log_dir / "meta.properties").exists():
             self._format(java, classpath, shared)
         sharing = shared or [f"-XX:ArchiveClassesAtExit={self._new_archive}"]
         argv = [*self._java_command(java, classpath), *sharing, "kafka.Kafka", self._properties_file]
-        self._child = Child(argv, log_file=self.log_file, name="Kafka")
+        self._child = Child(argv, log_file=self.log_file, inherited=inherited(os.environ, NOTHING), name="Kafka")
         self._child.start(keep_open=[lock])
 
     def _wait_ready(self) -> None:
@@ -231,12 +250,15 @@ class EmbeddedKafka:
         return self.data_dir / "server.properties"
 
     def _server_properties(self) -> str:
-        return SERVER_PROPERTIES.format_map(self._properties()) + (FSYNC_PROPERTIES if self.fsync else "")
+        protected = self._protection.properties() if self._protection is not None else ""
+        return SERVER_PROPERTIES.format_map(self._properties()) + (FSYNC_PROPERTIES if self.fsync else "") + protected
 
     def _properties(self) -> dict[str, object]:
         """Return the values for the template."""
-        controller_port = free_port(HOST)
+        controller_port, protection = free_port(HOST), self._protection
         return {
+            "own_listener": f",{LISTENER}://{HOST}:{protection.port}" if protection is not None else "",
+            "node_listener": LISTENER if protection is not None else "PLAINTEXT",
             "host": HOST, "port": self.port, "controller_port": controller_port, "node_id": 1, "voters": f"1@{HOST}:{controller_port}",
             "replicas": 1, "in_sync_replicas": 1, "log_dir": self._log_dir, "cleaner_buffer_bytes": CLEANER_BUFFER_BYTES,
             "message_size_max_bytes": RECORD_BYTES_MAX,
@@ -287,7 +309,10 @@ class EmbeddedKafka:
             self._properties_file,
         ]
         argv = [*self._java_command(java, classpath), *shared, *tool]
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=FORMAT_TIMEOUT_S, check=False,
+            env=inherited(os.environ, NOTHING),
+        )  # fmt: skip
         if done.returncode:
             raise NotStarted(f"Kafka's data directory {self._log_dir} could not be formatted:\n{done.stdout[-4000:]}")
 

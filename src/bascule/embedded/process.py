@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Final
 
 from bascule.core.errors import Scope, Unavailable
 
+#: The embedded servers listen here: only processes of this machine reach them.
+HOST: Final = "127.0.0.1"
 PR_SET_PDEATHSIG = 1
 #: Interval, in seconds, between two checks of a child that starts or stops: short against the 0.5 s or more that this takes.
 POLL_S = 0.02
@@ -51,13 +54,19 @@ class Child:
     """
 
     def __init__(
-        self, argv: Sequence[str | Path], *, log_file: Path, env: Mapping[str, str] | None = None, name: str | None = None
+        self,
+        argv: Sequence[str | Path],
+        *,
+        log_file: Path,
+        env: Mapping[str, str] | None = None,
+        inherited: Mapping[str, str] | None = None,
+        name: str | None = None,
     ) -> None:
-        """``env`` is added to the environment of this process; ``name`` appears in errors."""
+        """``env`` is added to ``inherited``, by default the environment of this process; ``name`` appears in errors."""
         self.argv = [str(each) for each in argv]
         self.name = name or Path(self.argv[0]).name
         self.log_file = log_file
-        self._env = {**os.environ, **env} if env else None
+        self._env = None if inherited is None and not env else {**(os.environ if inherited is None else inherited), **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
@@ -144,6 +153,11 @@ class Child:
         if not self.wait(timeout_s):
             self.kill()
 
+    def hang_up(self) -> None:
+        """Send SIGHUP to the child."""
+        if self._process is not None and self.running:
+            self._process.send_signal(signal.SIGHUP)
+
     def kill(self) -> None:
         """Kill the child with SIGKILL, as in a crash."""
         if self._process is not None:
@@ -157,12 +171,12 @@ class Child:
         return f"end of {self.log_file}:\n" + "\n".join(lines)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port(host: str = HOST) -> int:
     """Return a port on which nothing listens at this moment."""
     return free_ports(1, host)[0]
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+def free_ports(count: int, host: str = HOST) -> list[int]:
     """Return different ports on which nothing listens at this moment.
 
     They are not in the range from which the system chooses ports for outgoing connections and for port 0, because such a port could be
@@ -191,7 +205,7 @@ def _first_passing_port() -> int:
         return 49_152
 
 
-def check_port(port: int, purpose: str, setting: str, host: str = "127.0.0.1") -> None:
+def check_port(port: int, purpose: str, setting: str, host: str = HOST) -> None:
     """Raise PortInUse, with the name of the setting, if something listens on ``port``."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

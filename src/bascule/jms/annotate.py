@@ -86,9 +86,9 @@ def annotated(body: bytes, annotations: Mapping[str, Any]) -> bytes:
         pairs += [encode(Symbol(name)) + value for name, value in own.items()]
     parts = [header_bytes(durable, priority)]
     if pairs:
-        parts.append(_section(MESSAGE_ANNOTATIONS, _compound(MAP8, MAP32, 2 * len(pairs), b"".join(pairs))))
+        parts.append(section_of(MESSAGE_ANNOTATIONS, compound(MAP8, MAP32, 2 * len(pairs), b"".join(pairs))))
     if properties:
-        parts.append(_section(PROPERTIES, properties))
+        parts.append(section_of(PROPERTIES, properties))
     return b"".join((*parts, *others))
 
 
@@ -129,14 +129,15 @@ def _without_expiry(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
     if count <= _ABSOLUTE_EXPIRY or data[at[_ABSOLUTE_EXPIRY]] == NULL:
         return message_id, data[start:end]
     fields = b"".join((data[at[0] : at[_ABSOLUTE_EXPIRY]], bytes([NULL]), data[at[_ABSOLUTE_EXPIRY + 1] : end]))
-    return message_id, _compound(LIST8, LIST32, count, fields)
+    return message_id, compound(LIST8, LIST32, count, fields)
 
 
-def _section(section: int, value: bytes) -> bytes:
+def section_of(section: int, value: bytes) -> bytes:
+    """Return a section with an encoded value."""
     return bytes((DESCRIBED, SMALL_ULONG, section)) + value
 
 
-def _compound(code8: int, code32: int, count: int, content: bytes) -> bytes:
+def compound(code8: int, code32: int, count: int, content: bytes) -> bytes:
     """Return a list or map of encoded items."""
     if len(content) < 255 and count < 256:  # the size byte includes the count byte
         return struct.pack(">BBB", code8, len(content) + 1, count) + content

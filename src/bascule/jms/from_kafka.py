@@ -13,6 +13,7 @@ from bascule.amqp.types import Int
 from bascule.core.destination import Routing
 from bascule.core.errors import BadRecord
 from bascule.core.kafka_records import KafkaRecord
+from bascule.core.masking import NO_MASK, PropertyMask
 from bascule.jms.errors import HeaderMissing
 from bascule.jms.message import PERSISTENT, JmsMessage
 from bascule.jms.record import BODY_HEADER, PREFIX, body_from_value, destination, from_kafka_headers, map_from_json
@@ -26,16 +27,24 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_$]")
 
 
 def message_of(
-    record: KafkaRecord, body: str, target: str, routing: Routing, *, reply_to: str = "", key_as: str = "none"
+    record: KafkaRecord,
+    body: str,
+    target: str,
+    routing: Routing,
+    *,
+    reply_to: str = "",
+    key_as: str = "none",
+    mask: PropertyMask = NO_MASK,
 ) -> tuple[JmsMessage, str, Routing]:
     """Return the message of a record, its address and its routing.
 
     ``body`` is the kind of the body: ``text``, ``bytes`` or ``map``. ``target`` and ``reply_to`` (JMSReplyTo; empty = as in the record's
     headers) are templates with ``${topic}`` and ``${header:NAME}``; a scheme such as ``queue://`` in them takes precedence over
     ``routing``. ``key_as`` is where the record's key is stored in addition to ``kafka_key``: ``correlation-id``, ``group-id``,
-    ``property:NAME`` or ``none``. Raises BadRecord or InvalidInput for a record that cannot be converted.
+    ``property:NAME`` or ``none``. Errors do not show the values of properties that ``mask`` covers.
+    Raises BadRecord or InvalidInput for a record that cannot be converted.
     """
-    message = from_kafka_headers(record.headers)
+    message = from_kafka_headers(record.headers, mask)
     message.body_kind, message.body = _BODIES[body](record)
     address, kind = destination(_filled(target, record))
     if kind is not None:

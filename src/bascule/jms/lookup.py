@@ -121,6 +121,8 @@ _HEADER_FIELDS: Final[dict[str, Callable[[MessageLookup], object]]] = {
     "JMSXDeliveryCount": lambda lookup: Int(lookup.header()[4] + 1),
     "JMS_AMQP_REPLY_TO_GROUP_ID": lambda lookup: lookup.field(12),
 }
+#: The identifiers of selectors that are not application properties.
+HEADER_FIELDS: Final = frozenset(_HEADER_FIELDS)
 
 
 def selector_lookup(data: bytes) -> MessageLookup:

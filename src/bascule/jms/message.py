@@ -14,6 +14,7 @@ from bascule.amqp.errors import DecodeError, EncodeError
 from bascule.amqp.types import Byte, Symbol, Timestamp, UInt
 from bascule.core.caches import peer_cache
 from bascule.core.errors import InvalidInput
+from bascule.core.trace_context import TRACE_CONTEXT
 from bascule.jms.errors import MalformedMessage  # fmt: skip
 from bascule.jms.ids import amqp_id, correlation_id_text, message_id_text
 from bascule.jms.sections import (
@@ -144,6 +145,9 @@ def decode_message(data: bytes) -> JmsMessage:
             raise malformed(section, start, error) from None
     message = _facts(header, annotations, fields)
     message.properties = properties
+    for name in TRACE_CONTEXT:
+        if isinstance(annotations.get(name), str):  # by an intermediary, which is nearer than the sender
+            properties[name] = str(annotations[name])
     if fields[12] is not None:
         properties[REPLY_TO_GROUP] = fields[12]
     try:

@@ -109,7 +109,8 @@ def _head(octets: bytes) -> _Head | None:
     message = decode_message(octets)
     # A time to live or a delay is relative to a time in another section.
     timed = decode_message(octets + _CREATED_AT_1)
-    if message.body_kind not in ("text", "bytes") or timed.expiration_ms or timed.delivery_time_ms or not octets:
+    traced = bool(message.properties)  # by annotations
+    if message.body_kind not in ("text", "bytes") or timed.expiration_ms or timed.delivery_time_ms or traced or not octets:
         return None
     first, *settled = kafka_headers(message)
     return _Head(

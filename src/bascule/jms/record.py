@@ -4,15 +4,19 @@ jms.<header>          a JMS header field: jms.JMSMessageID, jms.JMSTimestamp
 jms.<name>            a property that is a string
 jms.<type>.<name>     a property of another type: jms.int.dep_delay
 jms.body              the kind of body
+traceparent, tracestate, baggage    string properties of these names: the trace context, as tracing tools read it
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from bascule.core.errors import InvalidInput
+from bascule.core.masking import MASK, NO_MASK, PropertyMask
+from bascule.core.trace_context import TRACE_CONTEXT
 from bascule.jms.ids import amqp_id, correlation_id_text
 from bascule.jms.message import BODY_KINDS, DESTINATION_KINDS, NON_PERSISTENT, PERSISTENT, JmsMessage
 from bascule.jms.values import BY_CLASS, BY_NAME, from_json, parse, to_json, type_of
@@ -93,24 +97,38 @@ def kafka_headers(message: JmsMessage) -> list[tuple[str, bytes]]:
 
 
 def _property_header(name: str, value: Any) -> tuple[str, bytes]:
+    if type(value) is str and name in TRACE_CONTEXT:
+        return name, value.encode()
     if type(value) is str and name not in _RESERVED and ("." not in name or name.partition(".")[0] not in BY_NAME):
         return PREFIX + name, value.encode()
     found = BY_CLASS.get(type(value)) or type_of(value, f"property {name}")
     return f"{PREFIX}{found.name}.{name}", found.text(value).encode()
 
 
-def from_kafka_headers(headers: Iterable[tuple[str, bytes | None]]) -> JmsMessage:
-    """Return the message of the ``jms.`` headers, without a body; other headers are ignored.
+def from_kafka_headers(headers: Iterable[tuple[str, bytes | None]], mask: PropertyMask = NO_MASK) -> JmsMessage:
+    """Return the message of the ``jms.`` headers and the trace context, without a body; other headers are ignored.
 
-    Raises InvalidInput for a header with an invalid value.
+    A header ``traceparent`` takes precedence over ``jms.traceparent``, which earlier versions wrote. Raises InvalidInput for a header
+    with an invalid value, except for a trace context, which is ignored. The error does not show values that ``mask`` covers.
     """
     message = JmsMessage()
+    trace: dict[str, str] = {}
     for header, octets in headers:
         if header.startswith(PREFIX):
+            name = header.removeprefix(PREFIX)
             try:
-                _take(message, header.removeprefix(PREFIX), (octets or b"").decode())
-            except ValueError:
+                _take(message, name, (octets or b"").decode())
+            except (ValueError, InvalidInput) as error:
+                type_name, dot, rest = name.partition(".")
+                if mask.covers(rest if dot and type_name in BY_NAME else name):
+                    raise InvalidInput(f"invalid value of header {header}: {MASK}") from None
+                if isinstance(error, InvalidInput):
+                    raise
                 raise InvalidInput(f"invalid value of header {header}: {octets!r:.60}") from None
+        elif header in TRACE_CONTEXT:
+            with suppress(UnicodeDecodeError):
+                trace[header] = (octets or b"").decode()
+    message.properties |= trace
     return message
 
 

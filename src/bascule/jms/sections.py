@@ -40,6 +40,7 @@ from bascule.jms.checks import (
     end_of_field,
 )
 from bascule.jms.errors import MalformedMessage
+from bascule.jms.ids import message_id_text
 
 HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES = range(0x70, 0x75)
 DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
@@ -56,6 +57,8 @@ _SECTION_OF_SYMBOL: Final = {
     "amqp:amqp-sequence:list": SEQUENCE, "amqp:amqp-value:*": VALUE, "amqp:footer:map": FOOTER,
 }  # fmt: skip
 
+#: Bytes of a properties section of which an id is read before the message is checked: decoding more would take more than a millisecond.
+PROPERTIES_READ_BYTES_MAX: Final = 64 << 10
 #: Delayed delivery: the delivery time (Qpid JMS), or the delay (other clients), both in ms.
 DELIVERY_TIME: Final = "x-opt-delivery-time"
 DELIVERY_DELAY: Final = "x-opt-delivery-delay"
@@ -452,6 +455,20 @@ def property_fields(data: bytes, start: int | None) -> tuple[Any, ...]:
 def property_fields_of(data: bytes) -> tuple[Any, ...]:
     """Return all fields of the properties section of a message. Raises MalformedMessage."""
     return property_fields(data, next((start for section, start, _ in places(data) if section == PROPERTIES), None))
+
+
+def message_id_of(data: bytes) -> str:
+    """Return the JMSMessageID of a message that nobody has checked, "" if it has none, or none that can be read."""
+    try:
+        for section, start, end in places(data):
+            if section > PROPERTIES or (section == PROPERTIES and end - start > PROPERTIES_READ_BYTES_MAX):
+                break
+            if section == PROPERTIES:
+                identity = property_fields(data, start)[0]
+                return message_id_text(identity) if isinstance(identity, str | bytes | int | uuid.UUID) else ""
+    except (MalformedMessage, *MALFORMED):
+        pass
+    return ""
 
 
 def signed_sequence(value: int) -> Int:

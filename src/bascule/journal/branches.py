@@ -81,7 +81,7 @@ def branch_entry(xid: Xid, since_ms: int, container: str, parts: Iterable[bytes]
     """Encode a PREPARED entry as :func:`prepared_entry` does, from encoded message entries."""
     name, owner = container.encode(), user.encode()
     size, owned = (len(name) | _HAS_USER, _USER.pack(len(owner)) + owner) if owner else (len(name), b"")
-    return entry(Op.PREPARED, b"".join((_encoded(xid), _PREPARED.pack(since_ms, size), name, owned, *parts)))
+    return entry(Op.PREPARED, b"".join((encoded_xid(xid), _PREPARED.pack(since_ms, size), name, owned, *parts)))
 
 
 def decode_prepared(value: bytes, start: int, end: int) -> PreparedEntry:
@@ -135,7 +135,7 @@ def _prepared_head(value: bytes, start: int, end: int) -> tuple[Xid, int, str, s
 
 def ended_entry(xid: Xid, ending: Ending, at_ms: int, user: str = "") -> bytes:
     """Encode an ENDED entry. Only a forced ending has a user."""
-    return entry(Op.ENDED, _encoded(xid) + _ENDED.pack(ending, at_ms) + user.encode())
+    return entry(Op.ENDED, encoded_xid(xid) + _ENDED.pack(ending, at_ms) + user.encode())
 
 
 def decode_ended(value: bytes, start: int, end: int) -> Ended:
@@ -151,7 +151,8 @@ def decode_ended(value: bytes, start: int, end: int) -> Ended:
         raise DamagedRecord(f"end of a branch at byte {start}: {error}") from error
 
 
-def _encoded(xid: Xid) -> bytes:
+def encoded_xid(xid: Xid) -> bytes:
+    """Encode an xid as it is in both entries."""
     return _XID.pack(xid.format_id, len(xid.gtrid), len(xid.bqual)) + xid.gtrid + xid.bqual
 
 

@@ -150,6 +150,7 @@ _SEND = struct.Struct(">BBBqqqHH")
 _SEND_ENTRY = struct.Struct(">BIBBBqqqHH")  # both structures together
 _SOURCE = struct.Struct(">Hiq")
 _U32 = struct.Struct(">I")
+_U64 = struct.Struct(">Q")
 _MID_COUNT = struct.Struct(">QH")
 _RESERVE = struct.Struct(">IQ")
 _INGRESS = struct.Struct(">iq")
@@ -169,6 +170,11 @@ _LAYOUTS = {
 def mid_of(sequence: int, index: int) -> int:
     """Return the message id as one integer."""
     return sequence << INDEX_BITS | index
+
+
+def packed_mid(mid: int) -> bytes:
+    """Return the bytes of a mid in the entries that name a message."""
+    return _U64.pack(mid)
 
 
 def encode_record(kind: Kind, epoch: int, sequence: int, *entries: bytes) -> bytes:

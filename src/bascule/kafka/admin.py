@@ -9,7 +9,17 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, ClusterMetadata, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import (
+    AclOperation,
+    AdminClient,
+    AlterConfigOpType,
+    ClusterMetadata,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewTopic,
+    ResourceType,
+)
 
 from bascule.core.errors import BasculeError, Denied, InvalidInput, Unavailable
 from bascule.kafka import clients
@@ -215,15 +225,59 @@ class Topics:
                 raise Unavailable(f"Kafka does not list topics that it has created: {sorted(wanted - self.partitions().keys())}")
             time.sleep(VISIBLE_PAUSE_S)
 
+    def delete(self, topics: Iterable[str]) -> None:
+        """Delete topics, in this order, and return when Kafka no longer lists them. Raises Unavailable, Denied."""
+        for topic in topics:
+            admin = self._with_controller(ADMIN_TIMEOUT_S)
+            try:
+                admin.delete_topics([topic], operation_timeout=ADMIN_TIMEOUT_S, request_timeout=ADMIN_TIMEOUT_S)[topic].result()
+            except KafkaException as error:
+                if verdict_of(error.args[0]) is Verdict.DENIED:
+                    raise Denied(topic, f"cannot be deleted: {words(error)}") from error
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise Unavailable(f"topic {topic!r} cannot be deleted: {words(error)}") from error
+            deadline_s = time.monotonic() + VISIBLE_TIMEOUT_S
+            while topic in self.partitions():
+                if time.monotonic() > deadline_s:
+                    raise Unavailable(f"Kafka still lists topic {topic!r}, which it has deleted")
+                time.sleep(VISIBLE_PAUSE_S)
+
+    def set(self, topic: str, settings: Mapping[str, str | None]) -> None:
+        """Change settings of a topic, None to the default of the cluster; the others stay. Raises Unavailable, Denied."""
+        change, reset = AlterConfigOpType.SET, AlterConfigOpType.DELETE
+        entries = [
+            ConfigEntry(name, value or "", incremental_operation=reset if value is None else change) for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        admin = self._with_controller(ADMIN_TIMEOUT_S)
+        try:
+            admin.incremental_alter_configs([resource], request_timeout=ADMIN_TIMEOUT_S)[resource].result()
+        except KafkaException as error:
+            if verdict_of(error.args[0]) is Verdict.DENIED:
+                raise Denied(topic, f"cannot be configured: {words(error)}") from error
+            raise Unavailable(f"topic {topic!r} cannot be configured: {words(error)}") from error
+
+    def overrides(self, topic: str) -> dict[str, str]:
+        """Return the settings that somebody has set for a topic, without the defaults of the cluster. Raises Unavailable."""
+        described = self._described(topic, ADMIN_TIMEOUT_S)
+        own = ConfigSource.DYNAMIC_TOPIC_CONFIG
+        sources = (own, own.value)  # the client returns the number
+        return {name: str(entry.value) for name, entry in described.items() if entry.source in sources and entry.value is not None}
+
     def config(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> dict[str, str]:
         """Return a topic's settings. Raises Unavailable."""
+        return {name: str(entry.value) for name, entry in self._described(topic, timeout_s).items()}
+
+    def _described(self, topic: str, timeout_s: float) -> Mapping[str, ConfigEntry]:
         deadline_s = time.monotonic() + timeout_s
         resource, admin = ConfigResource(ResourceType.TOPIC, topic), self._with_controller(timeout_s)
         try:
-            described = ask_until(deadline_s, lambda: admin.describe_configs([resource], request_timeout=timeout_s)[resource].result())
+            found: Mapping[str, ConfigEntry] = ask_until(
+                deadline_s, lambda: admin.describe_configs([resource], request_timeout=timeout_s)[resource].result()
+            )
         except KafkaException as error:
             raise Unavailable(f"topic {topic!r} cannot be described: {words(error)}") from error
-        return {name: str(entry.value) for name, entry in described.items()}
+        return found
 
 
 def _all_fenced(error: KafkaError) -> bool:

@@ -56,7 +56,7 @@ class Broadcast:
             log.debug("message not stored", topic=self._topic, error=error)
 
     def _run(self) -> None:
-        self._consumer.assign([TopicPartition(self._topic, 0, OFFSET_END)])
+        clients.assign(self._consumer, [TopicPartition(self._topic, 0, OFFSET_END)])
         while not self._closing.is_set():
             try:
                 message = self._consumer.poll(POLL_S)

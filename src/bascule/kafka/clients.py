@@ -6,10 +6,11 @@ client logs only fatal errors, unless its settings have a ``log_level``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ _LOG_LEVEL: Final = 2
 #: How often a client asks for the leader without a reason. A node that is cut off from its peers, but not from the client, continues to
 #: call itself the leader and gives no reason.
 _REFRESH_MS: Final = 10_000
+#: How long a consumer waits for its connection before its assignment. After a second it would find its partitions without this wait.
+_INTRODUCTION_S: Final = 1.0
 
 
 def producer(settings: Mapping[str, Any], logger: ClientLog | None = None) -> Producer:
@@ -35,6 +38,21 @@ def consumer(settings: Mapping[str, Any]) -> Consumer:
 def admin(settings: Mapping[str, Any]) -> AdminClient:
     """Make a client for requests about topics and offsets. Raises KafkaException for settings that librdkafka refuses."""
     return AdminClient(_quiet(settings))
+
+
+def introduce(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
+    """Wait until a new client has a connection and knows a topic. Raises KafkaException.
+
+    A client that looks for a topic, a coordinator or a producer id while it has no connection tries again after 500 ms to 1 s.
+    """
+    client.list_topics(topic, timeout=timeout_s)
+
+
+def assign(consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
+    """Assign partitions to a consumer. The first record comes after some 20 to 70 ms; without the introduction often after a second."""
+    with suppress(KafkaException):  # the consumer itself goes on trying
+        introduce(consumer, partitions[0].topic, _INTRODUCTION_S)
+    consumer.assign(list(partitions))
 
 
 def _quiet(settings: Mapping[str, Any]) -> dict[str, Any]:

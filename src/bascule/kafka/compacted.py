@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,11 +15,11 @@ from confluent_kafka.admin import OffsetSpec
 
 from bascule.core.effects import run_blocking
 from bascule.core.errors import TooLarge, Unavailable
-from bascule.core.kafka_records import Outgoing
+from bascule.core.kafka_records import Headers, Outgoing
 from bascule.core.log import get_log
 from bascule.kafka import clients
 from bascule.kafka.errors import TOO_LARGE, passing
-from bascule.kafka.history import PROMPT, READ_AHEAD, PartitionOffsets, known_offset
+from bascule.kafka.history import PROMPT, READ_AHEAD, PartitionOffsets, known_offset, readable_headers
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
 from bascule.threads.lasting import lasting_thread
 from bascule.writer.reading import BARRIER_KEY, READ_TIMEOUT_S, read_behind_barrier, read_latest, store_barriers
@@ -74,6 +74,7 @@ class Stored(NamedTuple):
     value: bytes
     partition: int
     offset: int
+    headers: Headers = []  # noqa: RUF012 - never changed
 
     def place(self, topic: str, key: bytes) -> str:
         """Return the place of the record for error messages."""
@@ -254,6 +255,7 @@ class TableReader:
         self._offsets = PartitionOffsets(kafka, self._at)
         self._consumer = clients.consumer(
             {
+                **PROMPT,
                 **kafka,
                 **READ_AHEAD,
                 "group.id": "bascule.table.unused",
@@ -294,8 +296,7 @@ class TableReader:
     def write_barriers(self, partitions: Sequence[int], timeout_s: float = READ_TIMEOUT_S) -> dict[int, int | None]:
         """Store a barrier record in each of the partitions; return its offset, None if it is unknown. Raises Unavailable."""
         with self._lock:
-            if self._closed:  # closed by another thread: nobody would close the new client
-                raise Unavailable(f"{self._at[0].topic}: the reader was closed")
+            self._check_open()  # nobody would close the new client
             if self._barriers is None:
                 self._barriers = _Barriers(self._kafka, self._at[0].topic, self._barrier_key)
             barriers = self._barriers
@@ -325,7 +326,7 @@ class TableReader:
 
     def _known_by(self, read: Coroutine[Any, Any, dict[bytes, Stored]], timeout_s: float) -> dict[bytes, Stored]:
         """Return the result of a read of all partitions. Everything stored when the read began is known afterwards."""
-        with self._lock:
+        with self._lock, closing(read):
             self._begin(timeout_s)
             asked_s = time.time()
             table = run_blocking(read)
@@ -366,17 +367,23 @@ class TableReader:
                 self._barriers.close()
 
     def _begin(self, timeout_s: float) -> None:
+        self._check_open()
         if not self._reached or abs(time.time() - self._known_s) > DELETIONS_KEPT_S / 2:
             self._reached, self._table, self._known_s = {}, {}, time.time()
             self._begun()
             self._reached, self._resting = self._offsets.ask(OffsetSpec.earliest(), timeout_s), True
+
+    def _check_open(self) -> None:
+        """Raise Unavailable if another thread has closed the reader."""
+        if self._closed:
+            raise Unavailable(f"{self._at[0].topic}: the reader was closed")
 
     def _reach(self, ends: Mapping[int, int], deadline: float, held_up: Callable[[Mapping[bytes, Stored]], None] | None) -> None:
         patient_until = time.monotonic() + HELD_UP_S
         while any(self._reached[partition] < end for partition, end in ends.items()):
             if self._resting:
                 self._resting = False
-                self._consumer.assign([TopicPartition(at.topic, at.partition, self._reached[at.partition]) for at in self._at])
+                clients.assign(self._consumer, [TopicPartition(at.topic, at.partition, self._reached[at.partition]) for at in self._at])
             if held_up is not None and time.monotonic() > patient_until:
                 held_up(self._table)
                 patient_until = time.monotonic() + HELD_UP_AGAIN_S
@@ -400,7 +407,7 @@ class TableReader:
             if value is None:
                 self._table.pop(key, None)
             else:
-                self._table[key] = Stored(bytes(value), partition, offset)
+                self._table[key] = Stored(bytes(value), partition, offset, readable_headers(message) or [])
             self._follow(key, value)
             self._reached[partition] = offset + 1
         elif failure.code() == KafkaError._PARTITION_EOF:

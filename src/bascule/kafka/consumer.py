@@ -13,7 +13,7 @@ from bascule.core.log import get_log
 from bascule.kafka import clients
 from bascule.kafka.compacted import CLIENT_SETTINGS
 from bascule.kafka.errors import passing
-from bascule.kafka.history import TopicHistory, content_of, known_offset, taken_at_once
+from bascule.kafka.history import TopicHistory, content_of, known_offset, readable_headers, taken_at_once
 from bascule.kafka.instance import InstanceFence, fenced
 
 #: When records are read again, offsets further apart than this are fetched separately.
@@ -230,13 +230,9 @@ def _ranges(offsets: Sequence[int]) -> list[tuple[int, int]]:
 
 def received_of(message: Message) -> KafkaRecord:
     """Return the content of a message of the client."""
-    headers: Any = ()
-    fault = ""
-    try:
-        headers = message.headers() or ()
-    except (UnicodeDecodeError, SystemError):  # which of them depends on the client
-        fault = "the name of a header is no text (UTF-8)"
+    headers = readable_headers(message)
+    fault = "the name of a header is no text (UTF-8)" if headers is None else ""
     topic, partition = message.topic(), message.partition()
     if topic is None or partition is None:
         raise Unavailable("the Kafka client returned a record without topic or partition")
-    return KafkaRecord(topic, partition, known_offset(message), *content_of(message), headers, message.timestamp()[1], fault)
+    return KafkaRecord(topic, partition, known_offset(message), *content_of(message), headers or (), message.timestamp()[1], fault)

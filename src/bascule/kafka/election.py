@@ -154,7 +154,7 @@ class Election:
                 self._fence.meet()
             except SameInstance:
                 if self._name_is_kept():
-                    return SameInstance(f"another broker runs as {self._instance!r}; give each broker a data directory of its own")
+                    return SameInstance(f"another process runs as {self._instance!r}; give each process a data directory of its own")
             log.warning("standing for election again", reason=why)
             self._stand_again()
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -103,6 +103,15 @@ def content_of(message: Message) -> tuple[bytes | None, bytes | None]:
     return _octets(message.key()), _octets(message.value())
 
 
+def readable_headers(message: Message) -> list[tuple[str, Any]] | None:
+    """Return the headers of a record that was read; None if the client cannot read them, because the name of one is no text (UTF-8)."""
+    try:
+        headers: Any = message.headers()
+    except (UnicodeDecodeError, SystemError):  # which of them depends on the client
+        return None
+    return headers or []
+
+
 def _octets(value: str | bytes | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
 
@@ -148,6 +157,7 @@ class TopicHistory:
             return
         consumer = clients.consumer(
             {
+                **PROMPT,
                 **self._kafka,
                 **READ_AHEAD,
                 # If the range ends with a transaction marker, Kafka would keep the client waiting for the next record.
@@ -161,7 +171,7 @@ class TopicHistory:
             }
         )
         try:
-            consumer.assign([TopicPartition(self._at.topic, self._at.partition, start)])
+            clients.assign(consumer, [TopicPartition(self._at.topic, self._at.partition, start)])
             yield from self._between(consumer, start, end)
         finally:
             consumer.close()
@@ -261,3 +271,36 @@ class LagMirror:
             self._stored |= self._asked
             self._wanted = {at: shown for at, shown in self._wanted.items() if self._asked.get(at) is not shown}
         self._asked = {}
+
+
+class StableEnds:
+    """Asks for the ends of partitions of many topics, as readers of committed records see them."""
+
+    def __init__(self, kafka: Mapping[str, Any]) -> None:
+        self._kafka = kafka
+        self._admin: AdminClient | None = None
+
+    def of(self, places: Collection[tuple[str, int]], timeout_s: float) -> dict[tuple[str, int], int]:
+        """Return the ends that Kafka reports. Partitions for which it reports none are left out. Raises Unavailable."""
+        if not places:
+            return {}
+        self._admin = self._admin or offsets_client(self._kafka)
+        return offsets_of(self._admin, places, OffsetSpec.latest(), timeout_s, IsolationLevel.READ_COMMITTED)
+
+
+def offsets_of(
+    admin: AdminClient, places: Collection[tuple[str, int]], spec: OffsetSpec, timeout_s: float,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[tuple[str, int], int]:  # fmt: skip
+    """Return the offsets of many partitions. Those for which Kafka reports none are left out. Raises Unavailable."""
+    try:
+        asked = admin.list_offsets(
+            {TopicPartition(*place): spec for place in places}, isolation_level=isolation, request_timeout=timeout_s
+        )  # fmt: skip
+    except KafkaException as error:
+        raise Unavailable(f"the offsets of partitions cannot be read: {error.args[0].str()}") from error
+    found = {}
+    for at, future in asked.items():
+        with suppress(KafkaException):
+            found[at.topic, at.partition] = int(future.result().offset)
+    return {place: offset for place, offset in found.items() if offset >= 0}

@@ -68,7 +68,7 @@ class PartitionLineage:
         settings, at = {**self._kafka, **_SETTINGS}, TopicPartition(self._topic, self._partition, offset, leader_epoch=leader_epoch)
         try:
             with closing(clients.consumer(settings)) as consumer:
-                consumer.assign([at])
+                clients.assign(consumer, [at])
                 return _reached(_first_word(consumer))
         except KafkaException as error:
             raise Unavailable(f"the leader epochs of {self.place} cannot be read: {error.args[0].str()}") from error

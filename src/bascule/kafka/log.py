@@ -19,7 +19,7 @@ from bascule.journal.reading import CutOff, Trimmed
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.errors import passing, words
-from bascule.kafka.history import READ_AHEAD, TopicHistory, taken_at_once
+from bascule.kafka.history import READ_AHEAD, TopicHistory, readable_headers, taken_at_once
 from bascule.kafka.retrying import ask_until
 from bascule.threads.lasting import end_process, lasting_thread
 
@@ -77,10 +77,7 @@ def offset_of(message: Message) -> int:
 
 def header_of(message: Message, name: str) -> bytes | str | None:
     """Return the last header of a record with a name, or None, also if the client cannot decode the headers."""
-    try:
-        return dict(message.headers() or ()).get(name)
-    except (UnicodeDecodeError, SystemError):  # the name of some header is no text
-        return None
+    return dict(readable_headers(message) or ()).get(name)
 
 
 def patient(producer: Producer) -> Callable[..., None]:
@@ -100,12 +97,11 @@ def patient(producer: Producer) -> Callable[..., None]:
 def introduce(producer: Producer, topic: str, timeout_s: float) -> None:
     """Connect a new client before its first transaction or record. Raises KafkaException.
 
-    A client that asks for its transaction coordinator or its producer id before it has a connection waits 500 ms before a retry. The
-    bootstrap connection answers the first request and is then replaced by the connection to the broker, which answers the second. This
-    takes 20 ms instead of 60 or 510 ms.
+    The bootstrap connection answers the first request and is then replaced by the connection to the broker, which answers the second.
+    This takes 20 ms instead of 60 or 510 ms.
     """
     for _ in range(2):
-        producer.list_topics(topic, timeout=timeout_s)
+        clients.introduce(producer, topic, timeout_s)
 
 
 def takes_appends(kafka: Mapping[str, Any], topic: str, partition: int, timeout_s: float) -> bool:
@@ -246,7 +242,7 @@ class PartitionReader:
     def seek(self, offset: int = OFFSET_BEGINNING) -> None:
         """Set the offset of the next read."""
         self._position = offset
-        self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+        clients.assign(self._consumer, [TopicPartition(self._topic, self._partition, offset)])
 
     def read(self, count: int = 1000, timeout_s: float = POLL_S) -> list[Message]:
         """Return records that arrive in time, at most ``count``. Raises Unavailable; Trimmed or CutOff if the offset is not in the log."""

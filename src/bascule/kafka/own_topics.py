@@ -43,6 +43,10 @@ POSITIONS: Final = OwnTopic(
     {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.01", **_SAFE},
     POSITION_PARTITIONS,
 )
+#: A reader begins with the whole topic. 1 MiB is the smallest segment.
+CONTROL: Final = OwnTopic(
+    TopicRole.TABLE, {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.01", **_SAFE}
+)
 #: Nobody reads a message again. 1 MiB is the smallest segment.
 BROKERS: Final = OwnTopic(
     TopicRole.MESSAGES, {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": str(1 << 20), **_SAFE}

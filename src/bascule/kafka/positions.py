@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bascule.core.kafka_records import Headers
 from bascule.kafka.compacted import Stored, TableReader
+from bascule.writer.carried import HEADER, NOTHING_CARRIED
 from bascule.writer.position import Position, PositionLost
 from bascule.writer.reading import READ_TIMEOUT_S
 
@@ -39,7 +41,7 @@ class PositionReader:
 
     def _decoded(self, key: bytes, stored: Stored) -> tuple[str, Position]:
         try:
-            return key.decode(), Position.decode(stored.value)
+            return key.decode(), Position.decode(stored.value, _carried(stored.headers))
         except (UnicodeDecodeError, PositionLost) as error:
             raise PositionLost(f"{stored.place(self._topic, key)}: not a valid position: {error}") from error
 
@@ -50,3 +52,14 @@ class PositionReader:
     def close(self) -> None:
         """Free the clients."""
         self.table.close()
+
+
+def headers_of(position: Position | None) -> Headers:
+    """Return the headers of the record of a position: the counts of what was carried."""
+    carried = NOTHING_CARRIED if position is None else position.carried
+    return [] if carried == NOTHING_CARRIED else [(HEADER, carried.encode())]
+
+
+def _carried(headers: Headers) -> bytes | None:
+    value = next((value for name, value in headers if name == HEADER), None)
+    return value.encode() if isinstance(value, str) else value

@@ -12,7 +12,7 @@ from bascule.core.kafka_records import KafkaRecord, Place, Taken
 from bascule.kafka import clients
 from bascule.kafka.consumer import received_of
 from bascule.kafka.errors import passing, words
-from bascule.kafka.history import READ_AHEAD, known_offset, taken_at_once
+from bascule.kafka.history import PROMPT, READ_AHEAD, known_offset, taken_at_once
 
 #: Maximum number of records that are taken from the client at once.
 TAKEN_MAX: Final = 1_000
@@ -26,6 +26,7 @@ ANNOUNCED_S: Final = 0.05
 _FETCH_WAIT_MS: Final = 500
 _DEFAULTS: Final[Mapping[str, Any]] = {
     **READ_AHEAD,
+    **PROMPT,
     "fetch.wait.max.ms": _FETCH_WAIT_MS,
     "socket.nagle.disable": True,
 }
@@ -49,7 +50,7 @@ class KafkaSource:
         isolation = "read_committed" if committed else "read_uncommitted"
         try:
             self._consumer: Consumer = clients.consumer({**_DEFAULTS, **kafka, **_SETTINGS, "isolation.level": isolation})
-            self._consumer.assign([TopicPartition(*place, offset) for place, offset in start.items()])
+            clients.assign(self._consumer, [TopicPartition(*place, offset) for place, offset in start.items()])
             #: Partitions with records that were taken, and with more records to come.
             self._filling: set[Place] = set()
         except KafkaException as error:

@@ -25,7 +25,7 @@ from bascule.kafka.guards import TRANSACTION_STATE
 from bascule.kafka.history import PROMPT
 from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, client_errors, fault_of
 from bascule.kafka.log import introduce, patient
-from bascule.kafka.positions import PositionReader
+from bascule.kafka.positions import PositionReader, headers_of
 from bascule.writer.errors import TransactionFault
 from bascule.writer.incarnation import Attempt
 from bascule.writer.position import INGRESS, Position, position_partition
@@ -204,7 +204,8 @@ class _PositionedClients(TransactionalClients):
                     left = now
                 produce = patient(client)
                 for name, position in positions.items():
-                    produce(self._positions_topic, position.encode() if position else None, name.encode(), position_partition(name))
+                    value, headers = position.encode() if position else None, headers_of(position)
+                    produce(self._positions_topic, value, name.encode(), position_partition(name), headers=headers)
                 crash.point("writer.commit.before", client.flush)
                 _commit(client)
         except KafkaException as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -108,12 +108,13 @@ def audit_diverts(
     """
     history = TopicHistory(pipelines.kafka, pipelines.topics.journal, pipelines.topics.partition)
     oldest = history.earliest()
-    stored = Positions(pipelines, "").stored()
+    positions = Positions(pipelines, "")
+    stored = positions.stored()
     tallies = []
     for divert in pipelines.diverts:
         if names and divert.name not in names:
             continue
-        begun, reached = _extent(pipelines, divert, stored)
+        begun, reached = extent_of(divert, positions, stored)
         start = max(oldest, begun, from_offset or 0)
         end = min(reached, to_offset if to_offset is not None else reached)
         tallies.append(_Tally(divert, start, max(start, end)))
@@ -124,8 +125,8 @@ def audit_diverts(
     return [tally.result() for tally in tallies]
 
 
-def _extent(pipelines: PipelinesSpec, divert: DivertSpec, stored: dict[str, Position]) -> tuple[int, int]:
-    positions = Positions(pipelines, "")
+def extent_of(divert: DivertSpec, positions: Positions, stored: Mapping[str, Position]) -> tuple[int, int]:
+    """Return the journal offset at which a divert once began, and the next one that it takes; 0 if no position says so."""
     begun = stored.get(positions.begun_key(divert.name))
     # A divert whose group was changed in the file has its position in the earlier group until the pipelines start again.
     shared = (at for key, at in stored.items() if key == positions.common_key or key.startswith(GROUP))
@@ -183,7 +184,7 @@ def _count(tally: _Tally, identity: str, content: bytes, last: dict[str, _Place]
     expected = tally.expected.get(identity)
     if expected is None:
         # Most likely a message outside the offsets of this audit. It is unexpected only between the first and the last expected message.
-        if tally.places and min(tally.places.values()) < _place(identity) < max(tally.places.values()):
+        if tally.places and min(tally.places.values()) < place_of_identity(identity) < max(tally.places.values()):
             tally.unexpected.append(identity)
         return
     if identity in tally.found and not tally.divert.transformed:
@@ -204,7 +205,8 @@ def _records(pipelines: PipelinesSpec, topic: str, partition: int) -> Iterator[t
         yield dict(headers), key, value or b""
 
 
-def _place(identity: str) -> _Place:
+def place_of_identity(identity: str) -> _Place:
+    """Return sequence and index of the header ``bascule.id``, which identify a message; (-1, -1) if it is no such header."""
     try:
         _, sequence, index = identity.split("-")
         return int(sequence), int(index)

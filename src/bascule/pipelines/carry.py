@@ -7,7 +7,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from bascule.core import crash
 from bascule.core.errors import BadRecord, Denied, InvalidInput, TopicMissing, Unavailable
@@ -17,11 +17,16 @@ from bascule.kafka.errors import INVALID_TIMESTAMP
 from bascule.kafka.lineage import Lineages, PartitionLineage
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.spec import PipelinesSpec, TransactionLimits
+from bascule.pipelines.tally import CarriedTally
 from bascule.pipelines.timestamps import Timestamps
+from bascule.tracing.provider import process_tracing
 from bascule.writer.claims import Claim
 from bascule.writer.errors import Unwritable, WriteDenied
 from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import Position, PositionLost
+
+if TYPE_CHECKING:
+    from bascule.pipelines.spans import CarriedSpans
 
 #: Containers allocated and not freed between two runs of the garbage collector: those of several transactions.
 _COLLECT_AFTER = 1_000_000
@@ -77,9 +82,10 @@ class Targets:
 
 @dataclass(slots=True)
 class _Tools:
-    """Objects that a worker process keeps between batches: idle writers, each with its next incarnation, and views of Kafka."""
+    """Objects that a worker process keeps between batches: idle writers, each with its next incarnation, tallies, and views of Kafka."""
 
     idle: dict[str, TransactionalWriter] = field(default_factory=dict)
+    tallies: dict[str, CarriedTally] = field(default_factory=dict)
     targets: Targets | None = None
     lineages: Lineages | None = None
 
@@ -103,6 +109,16 @@ def allow_writers(count: int) -> None:
     needed = 2 * _WRITER_DESCRIPTORS * count
     if needed > soft != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard))
+
+
+def spans_of_process() -> CarriedSpans | None:
+    """Return the spans of the next transactions; None if tracing is off."""
+    tracing = process_tracing("bascule-pipelines")
+    if tracing is None:
+        return None
+    from bascule.pipelines.spans import CarriedSpans
+
+    return CarriedSpans(tracing)
 
 
 def give_back(writer: TransactionalWriter) -> None:
@@ -147,6 +163,9 @@ class Carrier:
         self._targets = targets_for(pipelines)
         self._lineage = lineage_of(pipelines, claim.topic, claim.partition)
         self._writer = writer_for(pipelines, claim.key)
+        self._tally = _kept.tallies.setdefault(claim.key, CarriedTally(pipelines.topics.dead_letters))
+        self._tally.begin()
+        self.spans = spans_of_process()
         self._outputs: list[Output] = []
         self._fallbacks: list[Fallback] = []
         self._size_bytes = self._ahead = 0
@@ -163,19 +182,24 @@ class Carrier:
 
     def __exit__(self, *_error: object) -> None:
         """Discard uncommitted work."""
+        if self.spans is not None:
+            self.spans.dropped()
         self._writer.abandon()
         give_back(self._writer)
 
-    def add(self, output: Output, fallback: Fallback) -> None:
-        """Add a record to the transaction of the current source record."""
+    def add(self, output: Output, fallback: Fallback, pipeline: str = "", sent_ms: int = 0) -> None:
+        """Add a record of a pipeline, sent at a time since the epoch, to the transaction of the current source record."""
         output = self._placed(output, fallback)
         self._outputs.append(output)
         self._fallbacks.append(fallback)
-        self._size_bytes += output.size_bytes
+        size_bytes = output.size_bytes
+        self._size_bytes += size_bytes
+        self._tally.add(pipeline, size_bytes, sent_ms)
 
     def reach(self, record: SeenRecord) -> None:
         """Finish a source record, and commit if the transaction is full."""
         self._last = record
+        self._tally.taken()
         self._reached = record.offset + 1
         count = len(self._outputs)
         if (
@@ -189,8 +213,10 @@ class Carrier:
             self._writer.ahead(self._outputs, self.position)
 
     def rest(self) -> None:
-        """Commit where no further record is there: output at once, a position without output after POSITION_S."""
+        """Commit where no further record is there: output at once, a position or durations without output after POSITION_S."""
         if self._outputs or time.monotonic() - self._since_s >= POSITION_S:
+            if self._tally.untold and self._reached == self.position.offset:
+                self._tell()
             self.commit()
 
     def commit(self) -> None:
@@ -208,6 +234,7 @@ class Carrier:
         after = replace(self.position, offset=self._reached, leader_epoch=leader_epoch, **self._state())
         while True:
             try:
+                after = replace(after, carried=self._tally.counted(self.position.carried, self._outputs))
                 self._writer.write(self._outputs, self.position, after)
                 self._writer.prepare()
                 break
@@ -218,6 +245,9 @@ class Carrier:
         crash.point("task.transaction.after")
         self.position = after
         self.written += len(self._outputs)
+        self._tally.committed(time.monotonic() - self._since_s)
+        if self.spans is not None:
+            self.spans.committed()
         self._outputs, self._fallbacks, self._size_bytes, self._ahead = [], [], 0, 0
 
     def pass_over(self, end: int) -> None:
@@ -240,6 +270,13 @@ class Carrier:
             raise Unavailable(f"{after.topic}-{after.partition} has a new leader, which may have another end than {end}")
         self._writer.write([], self.position, after)
         self.position, self._reached = after, end
+
+    def _tell(self) -> None:
+        """Store the durations of the last transaction, after which none has come."""
+        after = replace(self.position, carried=self._tally.counted(self.position.carried, ()))
+        self._writer.write([], self.position, after)
+        self.position = after
+        self._tally.told()
 
     def _placed(self, output: Output, fallback: Fallback) -> Output:
         try:

@@ -48,8 +48,9 @@ def _option(name: str, path: str | Path) -> str:
 def archive_path() -> Path:
     """Return the path of the archive for this environment and this JDK, which may not exist. Raises NoJdk."""
     java = find_jdk()
-    spark = sorted(path.name for path in Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
-    key = hashlib.sha256(repr((str(java.home), java.build, pyspark.__file__, spark, classpath("spark-kafka"))).encode()).hexdigest()[:16]
+    package = Path(pyspark.__file__).resolve()  # an environment may be reached through a link
+    jars = sorted(path.name for path in package.parent.joinpath("jars").glob("*.jar"))
+    key = hashlib.sha256(repr((str(java.home), java.build, str(package), jars, classpath("spark-kafka"))).encode()).hexdigest()[:16]
     return Path(sys.prefix, "share", "bascule", f"spark-{key}.jsa")
 
 

@@ -115,7 +115,7 @@ class JournalReader:
         if not self.fence.admits(offset, header) or value is None:
             return []
         if header.kind is Kind.EPOCH:
-            self._epoch_started(value)
+            self.exclusive = exclusive_in_force(self.exclusive, value)
             return []
         if header.kind is Kind.STATE:
             return []
@@ -140,13 +140,17 @@ class JournalReader:
         faults |= {name: BadRecord(f"exclusive divert {name!r} took the message and is no longer configured") for name in names}
         return [DivertSpec(name, send.address, "") for name in names]
 
-    def _epoch_started(self, value: bytes) -> None:
-        for op, start, end in entries(value):
-            if op == Op.EPOCH:
-                said = decode_json(value, start, end)
-                # A divert that the broker no longer has takes nothing: messages that match its selector go to the queues again.
-                gone = self.exclusive.difference(said["diverts"]) if "diverts" in said else frozenset()
-                self.exclusive = gone.union(map(str, said.get("exclusive", ())))
+
+def exclusive_in_force(before: frozenset[str], value: bytes) -> frozenset[str]:
+    """Return the exclusive diverts that the broker applies in the epoch that a record starts. ``before`` were in force until then."""
+    exclusive = before
+    for op, start, end in entries(value):
+        if op == Op.EPOCH:
+            said = decode_json(value, start, end)
+            # A divert that the broker no longer has takes nothing: messages that match its selector go to the queues again.
+            gone = exclusive.difference(said["diverts"]) if "diverts" in said else frozenset()
+            exclusive = gone.union(map(str, said.get("exclusive", ())))
+    return exclusive
 
 
 class DivertFilter:

@@ -7,9 +7,8 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,26 +21,32 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
 from bascule.core.signals import StopSignals
+from bascule.embedded.service_manager import NO_SERVICE_MANAGER, ServiceManager
 from bascule.journal.errors import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
 from bascule.kafka.transactional import end_open_transactions
+from bascule.pipelines.control import DriverControl
 from bascule.pipelines.failures import crossing_batch, described
+from bascule.pipelines.holds import Holds
 from bascule.pipelines.jobs import Resident, ResidentJob, ResidentTasks, Running, Startable
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
 from bascule.pipelines.registry import joined
+from bascule.pipelines.serving import metrics_of
+from bascule.pipelines.session import StartingSpark
 from bascule.pipelines.slots import SlotWatch, waiting_stages
 from bascule.pipelines.spark import cores, journal_rows, kafka_range, kafka_stream, spark_session
-from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition, from_settings
+from bascule.pipelines.spec import IngressSpec, PipelinesSpec, StartPosition, from_settings
 from bascule.pipelines.standby import DriverTurn
 from bascule.pipelines.tasks import DivertTask, IngressTask, KnownDiverts
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
 from bascule.writer.claims import Claim
-from bascule.writer.position import COMMON, DIVERT, ENDED, INGRESS, Position, PositionLost, group_pipeline, position_key
+from bascule.writer.position import COMMON, DIVERT, EARLIEST, ENDED, INGRESS, Position, PositionLost, group_pipeline, position_key
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
+    from bascule.pipelines.metrics import PipelineMetrics
 
 log = get_log(__name__)
 
@@ -62,14 +67,16 @@ JOIN_PAUSE_S = 30.0
 class Driver:
     """Runs the pipelines until it is stopped: ``start``, then ``poll`` often, then ``stop``, all from one thread."""
 
-    def __init__(self, pipelines: PipelinesSpec) -> None:
+    def __init__(self, pipelines: PipelinesSpec, metrics: PipelineMetrics | None = None) -> None:
         self.pipelines = pipelines
         self.owner = uuid.uuid4().hex
         self.queries: dict[str, Query] = {}
         self._positions = Positions(pipelines, self.owner)
         self._scratch = Path(tempfile.mkdtemp(prefix="bascule-", dir=_scratch_base(pipelines)))
-        self._session: SparkSession | None = None
+        self._starting = StartingSpark(lambda: spark_session(pipelines))
         self._separate: set[str] = set()
+        self._holds = Holds(self._positions, self.queries, self._separate, self._group_of, self._start_separate)
+        self._control = DriverControl(pipelines, self._holds, self.queries, self._positions, self._group_of, self._keys_of, metrics)
         self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
         self._known = KnownDiverts()
@@ -78,7 +85,7 @@ class Driver:
         self._sources: dict[str, dict[tuple[str, int], str]] = {}
         self._claims: dict[str, tuple[Claim, ...]] = {}
         self._mirrors: dict[str, LagMirror] = {}
-        self._told: set[str] = set()
+        self._told: dict[str, str] = {}
         self._slots = SlotWatch()
         self._refresh_due_s = 0.0
         self._mirror_due_s = 0.0
@@ -88,14 +95,16 @@ class Driver:
 
         Returns False if the driver was told to stop before its turn.
         """
-        with self._spark_starting():
-            self._positions.prepare_topics()
-            if not turn():
-                return False
-            self._positions.end_transactions()
-            crash.point("driver.topics.after")
-            # Even without diverts, messages that earlier exclusive diverts took may be left.
-            journal_id = self._journal_id() if self._diverts or self._positions.know_diverts() else ""
+        if self._ingresses or any(divert.enabled for divert in self._diverts.values()):
+            self._starting.start()  # takes seconds, and needs no turn: a standby driver keeps its session ready
+        self._positions.prepare_topics()
+        if not turn():
+            return False
+        self._positions.end_transactions()
+        self._control.begin()
+        crash.point("driver.topics.after")
+        # Even without diverts, messages that earlier exclusive diverts took may be left.
+        journal_id = self._journal_id() if self._diverts or self._positions.know_diverts() else ""
         for divert in self._diverts.values():
             if divert.transformed and divert.enabled:
                 check(divert, self._spark)
@@ -105,16 +114,25 @@ class Driver:
             self._positions.take_sources(pipeline, {}, StartPosition(EARLIEST), lambda _: False)
         for name, ingress in self._ingresses.items():
             self._add(f"{INGRESS}{name}", lambda ingress=ingress: self._ingress_query(ingress))  # type: ignore[misc]
-        if self._session is None:
-            log.info("no divert or ingress is enabled, Spark is not started", bridge=self.pipelines.bridge_id)
         self._positions.look_at_transactions()
+        if self._starting.started:
+            self._starting.session()
+        for query in self.queries.values():
+            query.check()
+        if not self._starting.started:
+            log.info("no divert or ingress is enabled, Spark is not started", bridge=self.pipelines.bridge_id)
         self._refresh_due_s = time.monotonic() + REFRESH_S
         return True
 
     def poll(self) -> None:
-        """Check the queries, join diverts that have caught up, look for new topics and tasks without a slot, and publish the lag."""
+        """Check Spark and the queries, join diverts that have caught up, look for new topics and tasks without a slot, publish the lag.
+
+        Raises SparkEnded.
+        """
+        self._starting.check()
         for query in list(self.queries.values()):
             query.check()
+        self._control.poll()
         self._join_those_near()
         now = time.monotonic()
         if now >= self._refresh_due_s:
@@ -129,23 +147,31 @@ class Driver:
         if now >= self._mirror_due_s:
             self._mirror_due_s = now + MIRROR_S
             self._mirror()
-            stopped = {name: query.stopped for name, query in self.queries.items() if query.stopped is not None}
-            self._tell({name: why for name, why in stopped.items() if name not in self._told})
+            reasons = {name: query.stopped or self._control.note(name) for name, query in self.queries.items()}
+            self._told = {name: why for name, why in self._told.items() if why == reasons.get(name)}
+            self._tell({name: why for name, why in reasons.items() if why and name not in self._told})
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Return a context that raises SparkEnded if a call to Spark fails because its JVM has ended."""
+        return self._starting.watched()
 
     def stop(self) -> None:
-        """Stop everything in order. No transaction stays open."""
+        """Stop everything in order. No transaction stays open, unless Spark has ended: then the next driver ends them, as after a kill."""
         crash.point("driver.stop.before")
+        if self._starting.has_ended:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            return
         self._mirror()
         for query in self.queries.values():
             query.stop()
         self._pass_over()
-        self._tell({name: query.stopped or ENDED for name, query in self.queries.items()})
+        self._tell({name: query.stopped or self._control.note(name) or ENDED for name, query in self.queries.items()})
+        self._control.end()
         crash.point("driver.stop.after")
         for mirror in self._mirrors.values():
             mirror.close()
         self._positions.close()
-        if self._session is not None:
-            self._session.stop()
+        self._starting.stop()
         # The workers end with the session, some of them in the middle of a transaction.
         end_open_transactions(self.pipelines.kafka, map(self.pipelines.transactional_id, self._held_keys()))
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -175,7 +201,9 @@ class Driver:
             return
         if plan is None:
             return
-        self._separate, self._known = set(plan.separate), KnownDiverts(plan.covered_elsewhere(self._diverts), plan.removed, plan.end)
+        plan = self._holds.parted(plan)
+        self._separate.update(plan.separate)
+        self._known = KnownDiverts(plan.covered_elsewhere(self._diverts), plan.removed, plan.end)
         if plan.common_lost is not None:
             self._add(COMMON, partial(_stopped, plan.common_lost))
         elif not plan.vacant:
@@ -183,9 +211,13 @@ class Driver:
         for pipeline in map(group_pipeline, plan.groups):
             self._add(pipeline, lambda pipeline=pipeline: self._divert_query(pipeline))  # type: ignore[misc]
         for name in plan.separate:
-            self._add(f"{DIVERT}{name}", lambda name=name: self._separate_query(name))  # type: ignore[misc]
+            self._start_separate(name)
         for name, loss in plan.lost.items():
             self._add(f"{DIVERT}{name}", partial(_stopped, loss))
+
+    def _start_separate(self, name: str) -> None:
+        self._join_due_s.pop(name, None)
+        self._add(f"{DIVERT}{name}", lambda: self._separate_query(name))
 
     def _separate_query(self, name: str) -> Startable | None:
         self._settle_doubts()
@@ -196,9 +228,10 @@ class Driver:
         position = self._positions.read(key)
         if not pipeline.startswith(DIVERT):
             self._settle_doubts()
-        joining = any(self._group_of(name) == pipeline for name in self._separate)
-        if pipeline == COMMON and self._diverts and not (position.members or joining or self._known.removed):
-            return None  # all diverts are disabled
+        joining = any(self._group_of(name) == pipeline and f"{DIVERT}{name}" not in self._holds.held for name in self._separate)
+        removed = pipeline == COMMON and bool(self._known.removed or not self._diverts)
+        if pipeline in self._holds.held or not (position.members or joining or removed):
+            return None  # all diverts are disabled or held
         task = self._divert_task(key, position)
         if not any(divert.transformed for divert in task.diverts):
             return self._resident(pipeline, [task], committed=False)
@@ -208,7 +241,7 @@ class Driver:
 
     def _resident(self, pool: str, tasks: Sequence[Resident], *, committed: bool) -> Startable:
         def start(name: str, _checkpoint: str) -> Running:
-            self._need_spark()
+            self._starting.start()  # no pipeline may be enabled, although removed diverts have left messages
             self._set_pool(pool)
             return ResidentJob(self._spark, name, ResidentTasks(tasks, self.pipelines.kafka, committed))
 
@@ -310,10 +343,12 @@ class Driver:
         positions = self._positions.take_sources(pipeline, sources, ingress.start, ingress.names)
         claims = tuple(self._positions.claim(position_key(pipeline, at.topic, at.partition), at) for at in positions)
         self._claims[pipeline] = claims
+        if pipeline in self._holds.held:
+            return None
         if not sources:
             log.warning("ingress has no topic yet", ingress=ingress.name, topics=ingress.topics or ingress.pattern)
             return None
-        count = min(len(claims), ingress.tasks or cores(self._spark, self.pipelines))
+        count = min(len(claims), ingress.tasks or cores(self._starting.session, self.pipelines))
         tasks = [IngressTask(self.pipelines, claims[number::count], ingress) for number in range(count)]
         return self._resident(pipeline, tasks, committed=True)
 
@@ -345,31 +380,12 @@ class Driver:
 
     @property
     def _spark(self) -> SparkSession:
-        if self._session is None:
-            raise Unavailable("the driver has no Spark session: the driver is not started, or has ended")
-        return self._session
-
-    @contextmanager
-    def _spark_starting(self) -> Iterator[None]:
-        """Start Spark beside the block, which takes seconds. A standby driver keeps its session ready. Without pipelines, do nothing."""
-        if not self._ingresses and not any(divert.enabled for divert in self._diverts.values()):
-            yield
-            return
-        with ThreadPoolExecutor(1) as background:
-            session = background.submit(spark_session, self.pipelines)
-            yield
-            self._session = session.result()
-
-    def _need_spark(self) -> None:
-        """Start Spark unless it runs: no pipeline is enabled, but removed diverts have left messages."""
-        if self._session is None:
-            with ThreadPoolExecutor(1) as background:  # in the main thread, Spark would replace the handler of SIGINT
-                self._session = background.submit(spark_session, self.pipelines).result()
+        return self._starting.session()
 
     def _add(self, name: str, build: Callable[[], Startable | None]) -> None:
         query = Query(name, build, self._scratch)
         self.queries[name] = query
-        query.start()
+        query.prepare()
 
     def _set_pool(self, pool: str) -> None:
         # A worker process belongs to one environment: a variable for each query lets it keep its own workers, with their prepared
@@ -417,14 +433,14 @@ class Driver:
             log.warning("could not publish the reason why a pipeline stopped", error=str(error))
             return
         for name, key in keys.items():
-            self._told.add(name)
+            self._told[name] = reasons[name]
             if (at := stored.get(key)) is not None:
                 self._mirror_of(name).show({(at.topic, at.partition): at.offset}, reasons[name])
 
 
 def run(
     settings: Settings, *, on_ready: Callable[[], None], on_standby: Callable[[], None] = lambda: None,
-    bootstrap_servers: str | None = None,
+    bootstrap_servers: str | None = None, service_manager: ServiceManager = NO_SERVICE_MANAGER,
 ) -> None:  # fmt: skip
     """Run all pipelines of a configuration until SIGTERM or SIGINT. ``on_ready`` is called when they run.
 
@@ -434,27 +450,36 @@ def run(
     servers = bootstrap_servers or settings.kafka.bootstrap_servers
     if servers is None:
         raise Unavailable("no Kafka configured; set kafka.bootstrap_servers (`bascule up` sets it for the embedded Kafka)")
-    run_pipelines(from_settings(settings, servers), on_ready=on_ready, on_standby=on_standby)
+    with metrics_of(settings.pipelines.metrics_port, settings.pipelines.metrics_host) as metrics:
+        run_pipelines(
+            from_settings(settings, servers), on_ready=on_ready, on_standby=on_standby, service_manager=service_manager, metrics=metrics
+        )
 
 
-def run_pipelines(pipelines: PipelinesSpec, *, on_ready: Callable[[], None], on_standby: Callable[[], None] = lambda: None) -> None:
-    """Do the same as ``run``, for a PipelinesSpec."""
-    with StopSignals() as stop, DriverTurn(pipelines, stop, on_standby) as turn:
-        driver = Driver(pipelines)
+def run_pipelines(
+    pipelines: PipelinesSpec, *, on_ready: Callable[[], None], on_standby: Callable[[], None] = lambda: None,
+    service_manager: ServiceManager = NO_SERVICE_MANAGER, metrics: PipelineMetrics | None = None,
+) -> None:  # fmt: skip
+    """Do the same as ``run``, for a PipelinesSpec. ``metrics`` are served by the caller."""
+    with StopSignals() as stop, DriverTurn(pipelines, stop, on_standby, service_manager) as turn:
+        driver = Driver(pipelines) if metrics is None else Driver(pipelines, metrics)
         try:
-            if not driver.start(turn.wait):
-                return
-            stop.listen()  # Spark's gateway has installed its own handlers
-            on_ready()
-            while not stop.wait(POLL_S):
-                turn.check()
-                driver.poll()
-                queries = driver.queries
-                stopped = {name: query.stopped for name, query in queries.items() if query.stopped is not None}
-                # An idle query notices a successor late: stop the whole driver when one query has noticed it.
-                if queries and (len(stopped) == len(queries) or any(query.superseded for query in queries.values())):
-                    raise PipelineStopped("; ".join(f"{name}: {reason}" for name, reason in stopped.items()))
+            with driver.watched():
+                if not driver.start(turn.wait):
+                    return
+                stop.listen()  # Spark's gateway has installed its own handlers
+                on_ready()
+                while not stop.wait(POLL_S):
+                    service_manager.alive()
+                    turn.check()
+                    driver.poll()
+                    queries = driver.queries
+                    stopped = {name: query.stopped for name, query in queries.items() if query.stopped is not None}
+                    # An idle query notices a successor late: stop the whole driver when one query has noticed it.
+                    if queries and (len(stopped) == len(queries) or any(query.superseded for query in queries.values())):
+                        raise PipelineStopped("; ".join(f"{name}: {reason}" for name, reason in stopped.items()))
         finally:
+            service_manager.stopping()
             with suppress(Exception):
                 driver.stop()
 

@@ -16,7 +16,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -25,8 +25,9 @@ from bascule.core.errors import BasculeError, Scope, error_classes
 from bascule.core.log import configure, configured
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
+
+T = TypeVar("T")
 
 #: How PySpark reports a failed job: a failure without a class in PySpark arrives as the exception of the gateway.
 FAILURES: Final = (PySparkException, Py4JJavaError)
@@ -50,11 +51,11 @@ class CarriedError(BasculeError):
     scope = Scope.OPERATION
 
 
-def crossing(task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> Callable[[Any], Iterator[pa.RecordBatch]]:
-    """Return ``task`` for ``mapInArrow``, with its errors encoded for the driver. A worker process logs with the settings of the driver."""
+def crossing(task: Callable[[Iterator[T]], Iterator[T]]) -> Callable[[Any], Iterator[T]]:
+    """Return ``task`` for a worker process, with its errors encoded for the driver. The process logs with the settings of the driver."""
     secret, log_settings = _SECRET, configured()
 
-    def carried(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def carried(batches: Iterator[T]) -> Iterator[T]:
         if log_settings is not None and configured() != log_settings:
             configure(log_settings)
         try:

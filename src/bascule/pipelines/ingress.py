@@ -13,6 +13,7 @@ from bascule.core import crash
 from bascule.core.destination import ADDRESS_MAX
 from bascule.core.errors import BadRecord, BasculeError, Denied, TopicMissing
 from bascule.core.kafka_records import Headers, KafkaRecord, Output
+from bascule.core.masking import PropertyMask
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.core.topics import MESSAGE_BYTES_MAX
 from bascule.jms.from_kafka import message_of
@@ -54,6 +55,7 @@ class IngressEngine:
         self._ingress_topic = ingress_topic
         self._dead_letter_topic = dead_letter_topic
         self._message_bytes_max = message_bytes_max
+        self._mask = PropertyMask(ingress.masked)
         self._headers: Headers = [(UNBOUND_HEADER, ingress.unbound.encode())]
 
     def output(self, record: KafkaRecord) -> Output | None:
@@ -82,8 +84,16 @@ class IngressEngine:
     def _encoded(self, record: KafkaRecord) -> bytes:
         ingress = self._ingress
         message, address, routing = message_of(
-            record, ingress.body, ingress.target, ingress.routing, reply_to=ingress.reply_to, key_as=ingress.key_as
+            record,
+            ingress.body,
+            ingress.target,
+            ingress.routing,
+            reply_to=ingress.reply_to,
+            key_as=ingress.key_as,
+            mask=self._mask,
         )
+        if not ingress.keep_user_id:
+            message.user_id = None
         flags = INGRESS_FLAGS | (SendFlag.GROUPED if message.group_id else 0)
         send = Send(
             flags, routing, message.priority, message.timestamp_ms, message.expiration_ms, 0, address, (), (), (),

@@ -22,8 +22,6 @@ from bascule.threads.background import in_background
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pyarrow as pa
-
     from bascule.pipelines.tasks import OpenSource
 
 #: How long a cancelled job may take to end, in seconds. After it, its tasks are left to Spark: they can write nothing more, because the
@@ -31,10 +29,10 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S: Final = 10.0
 #: Interval, in seconds, at which the driver cancels a job until it has ended.
 CANCEL_S: Final = 0.2
+#: In a worker, the process that forked it: it has imported this module. The daemon may have ended before the worker looks at its parent.
+_IMPORTED_IN: Final = os.getpid()
 #: The local property under which Spark's status tracker finds a job.
 _JOB_GROUP: Final = "spark.jobGroup.id"
-#: A resident task returns no rows; Spark requires a schema.
-_NOTHING: Final = "nothing long"
 
 
 class Resident(Protocol):
@@ -53,7 +51,7 @@ class ResidentTasks:
     kafka: Mapping[str, object]
     committed: bool
 
-    def __call__(self, _batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, _partition: Iterator[int]) -> Iterator[int]:
         """Run the task of this partition of the job."""
         context = TaskContext.get()
         self.tasks[context.partitionId() if context else 0].run(self.opened)
@@ -72,7 +70,7 @@ def supervised(source: Iterable[Taken]) -> Iterator[Taken]:
     A Python worker of Spark ends with Spark because it reads from a socket, or by SIGHUP. A resident task reads no socket, and SIGHUP is
     ignored in what `nohup` has started. The worker's parent process ends with Spark in any case.
     """
-    parent = os.getppid()
+    parent = os.getppid() if os.getpid() == _IMPORTED_IN else _IMPORTED_IN
     for taken in source:
         if os.getppid() != parent:
             raise Unavailable("Spark has ended, and this task ends with it")
@@ -83,16 +81,20 @@ class ResidentJob:
     """A job of resident tasks that was started. It ends with an error, or when it is stopped."""
 
     def __init__(self, session: SparkSession, name: str, tasks: ResidentTasks) -> None:
-        """Start the job under a tag of its own, so that ``stop`` cancels this job only."""
-        self._session = session
+        """Start the job under a tag of its own, so that ``stop`` cancels this job only.
+
+        It is a job on an RDD: Spark SQL would load its planner and compile code before the first task, which takes seconds.
+        """
+        self._context = context = session.sparkContext
         self._tag = tag = f"bascule-{uuid.uuid4().hex}"  # a name of a pipeline may contain characters that a tag may not contain
         count = len(tasks.tasks)
-        frame = session.range(0, count, 1, count).mapInArrow(crossing(tasks), _NOTHING)
+        rdd = context.parallelize(range(count), count).mapPartitions(crossing(tasks))
+        rdd.id()  # takes the variables of the pipeline's worker pool now: in the other thread they may be those of the next pipeline
 
         def run() -> None:
-            session.addTag(tag)
-            session.sparkContext.setLocalProperty(_JOB_GROUP, tag)
-            frame.collect()
+            context.addJobTag(tag)
+            context.setLocalProperty(_JOB_GROUP, tag)
+            rdd.collect()
 
         self._ended = in_background(run, name)
 
@@ -114,7 +116,7 @@ class ResidentJob:
         """Cancel the job, and wait until Spark has ended it. Spark does not know a job yet whose thread has just started."""
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
         while self.active and time.monotonic() < deadline_s:
-            self._session.interruptTag(self._tag)
+            self._context.cancelJobsWithTag(self._tag)
             with suppress(TimeoutError):
                 self._ended.exception(CANCEL_S)
 

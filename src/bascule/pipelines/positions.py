@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -23,8 +23,9 @@ from bascule.kafka.positions import PositionReader
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.pipelines.losses import LEAVE_OUT, loss_of
 from bascule.pipelines.registry import DivertPlan, KnownPositions, offset_of
-from bascule.pipelines.spec import EARLIEST, DivertSpec, PipelinesSpec, StartPosition
+from bascule.pipelines.spec import DivertSpec, PipelinesSpec, StartPosition
 from bascule.pipelines.takeover import Beginnings, JournalAtStart, StoredKeys, plan_takeover
+from bascule.writer.carried import NOTHING_CARRIED
 from bascule.writer.claims import Claim, Claims
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import (
@@ -32,6 +33,7 @@ from bascule.writer.position import (
     COMMON,
     DEFAULT_GROUP,
     DIVERT,
+    EARLIEST,
     GROUP,
     INGRESS,
     POSITION_PARTITIONS,
@@ -41,6 +43,7 @@ from bascule.writer.position import (
     lag_group,
     position_key,
     position_partition,
+    with_counts_kept,
 )
 from bascule.writer.reading import READ_TIMEOUT_S
 from bascule.writer.transactional import WRITE_DEADLINE_S
@@ -77,6 +80,8 @@ class Positions:
             pipelines.topics.positions: own_topics.POSITIONS,
             pipelines.topics.ingress: own_topics.INGRESS,
             pipelines.topics.dead_letters: own_topics.DEAD_LETTERS,
+            pipelines.topics.control: own_topics.CONTROL,
+            pipelines.topics.reports: own_topics.CONTROL,
         }
         found = own_topics.ensure(
             pipelines.kafka,
@@ -125,7 +130,8 @@ class Positions:
         One transaction under the common transactional id writes all positions. It compares only the common position: this run has already
         written owners that nobody else knows into the others, after the common one, so a driver that starts meanwhile makes the transaction
         fail. The positions of groups are taken before those of single diverts: the join of an earlier driver compares the position of a
-        group, so the join is complete before this run reads the divert's own position, or it fails.
+        group, so the join is complete before this run reads the divert's own position, or it fails. Before that, the earlier driver may
+        give a member a position of its own, so this run then reads the keys again.
 
         Returns None if there is nothing to do: no divert is configured, and earlier ones have left nothing. Raises PositionLost (for the
         common position, if no divert has another group) and PositionMoved.
@@ -137,13 +143,16 @@ class Positions:
         with closing(self.writer(self.common_key)) as common_writer:
             common = self._take(common_writer, self.common_key)
             stored = StoredKeys.of(self._seen_keys())
-            groups, own = self._taken_all(stored.groups), self._taken_all(stored.own)
+            groups = self._taken_all(stored.groups)
+            if groups:
+                stored = StoredKeys.of(self._seen_keys())
+            own = self._taken_all(stored.own)
             common_lost = self._loss_of_common(common, topic_id, diverts, history, lineage)
             if common is not None and not common.vacant and common_lost is None and end.offset < common.offset:
                 raise Unavailable(f"stale end offset {end.offset} of journal {topic!r}: the Kafka node is cut off from the cluster")
             journal = JournalAtStart(topic, partition, topic_id, history, lineage, history.earliest(), *end)
             beginnings = Beginnings(
-                lambda name: name in stored.begun and self._stored(stored.begun[name]) is not None, self.pipelines.topics.positions
+                lambda name: name in stored.begun and self.current(stored.begun[name]) is not None, self.pipelines.topics.positions
             )
             plan = plan_takeover(diverts, KnownPositions(common, own, groups=groups), beginnings, journal, common_lost)
             if plan is None:
@@ -157,9 +166,15 @@ class Positions:
             others |= {self.begun_key(name): position for name, position in plan.new.items()}
             others |= {self.own_key(name): position for name, position in (plan.separate | plan.parked | plan.untouched).items()}
             others |= {self.group_key(group): position for group, position in plan.groups.items()}
+            before = {self.common_key: common, **{stored.groups[name]: at for name, at in groups.items()}}
+            before |= {stored.own[name]: at for name, at in own.items()}
+            written = with_counts_kept(before, {self.common_key: plan.common, **others}, self.common_key, configured)
+            shared = {group: written[self.group_key(group)] or at for group, at in plan.groups.items()}
+            plan = replace(plan, common=written.pop(self.common_key) or plan.common, groups=shared)
             crash.point("driver.take.before")
-            common_writer.write([], common, plan.common, others)
+            common_writer.write([], common, plan.common, written)
             self._claims.hold([self.common_key, *map(self.group_key, plan.groups), *map(self.own_key, plan.separate)])
+            self._claims.give_up([*map(self.own_key, plan.parked)])
             crash.point("driver.take.after")
             return None if plan.idle else plan
 
@@ -201,6 +216,39 @@ class Positions:
             leader.write([], known, replace(known or Position("", "", 0, 0), owner=owner), taken | left)
             self._claims.hold([pipeline, *taken])
         return list(taken.values())
+
+    def part(self, pipeline: str, before: Position, names: Collection[str]) -> dict[str, Position]:
+        """Give members of the position of a group positions of their own at the same offset, in one transaction.
+
+        Returns the new positions by divert. The position of the group stays, also without members, until the next takeover. Raises
+        PositionMoved.
+        """
+        owner = self._claims.name(self.common_key)
+        own = {name: replace(before, members=(name,), owner=owner, carried=NOTHING_CARRIED) for name in names}
+        after = replace(before, members=tuple(name for name in before.members if name not in own))
+        crash.point("hold.before")
+        self.move(self.key_of(pipeline), before, after, {self.own_key(name): position for name, position in own.items()})
+        self._claims.hold([self.own_key(name) for name in own])
+        crash.point("hold.after")
+        return own
+
+    def rewrite(
+        self, leader: str, key: str, others: Collection[str],
+        change: Callable[[Mapping[str, Position | None]], Mapping[str, Position | None] | None],
+    ) -> None:  # fmt: skip
+        """Take over positions that no task uses, and write what ``change`` makes of them in one transaction, unless it returns None.
+
+        The transaction compares the position of ``key``. ``leader`` is the key that is taken first (``Claims.take``). Raises PositionMoved,
+        PositionTaken, Unavailable.
+        """
+        with closing(self.writer(key)) as writer, ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
+            before = self._take(writer, leader)
+            found = dict(zip(others, pool.map(partial(self._taken, leader=leader), others), strict=True))
+            after = change({key: before, **found})
+            if after is not None:
+                crash.point("offsets.before")
+                writer.write([], before, after[key], {other: at for other, at in after.items() if other != key})
+                crash.point("offsets.after")
 
     def move(self, key: str, before: Position, after: Position, others: Mapping[str, Position | None]) -> Position:
         """Move a position, and ``others``, from the values that this run has read, in one transaction. Raises PositionMoved."""
@@ -370,7 +418,8 @@ class Positions:
             reader.read_behind_barrier()
         return seen
 
-    def _stored(self, key: str) -> Position | None:
+    def current(self, key: str) -> Position | None:
+        """Return one position without taking it. Raises PositionLost, Unavailable."""
         with closing(PositionReader(self.pipelines.kafka, self.pipelines.topics.positions, [position_partition(key)])) as reader:
             return reader.read_behind_barrier().get(key)
 

@@ -1,4 +1,4 @@
-"""One streaming query, kept running: started at its positions, restarted with a pause after a failure, stopped if a restart cannot help."""
+"""One streaming query, kept running: started at its positions, restarted after a failure, stopped if a restart cannot help."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from bascule.writer.position import PositionTaken
 
 log = get_log(__name__)
 
+#: Pause before the second restart, in seconds. It doubles with each failure. The first restart has no pause.
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-#: A query that ran at least this time, in seconds, before it failed restarts with the first pause.
-STEADY_S = 60.0
+#: A query that ran at least this time, in seconds, before it failed restarts at once.
+STEADY_S = 20.0
 
 
 class MicroBatches:
@@ -68,6 +69,7 @@ class Query:
     """A pipeline as Spark runs it.
 
     ``build`` takes over its positions and returns what starts the query, or None if there is nothing to do until ``restart``.
+    ``last_error`` is the last failure, at the time ``last_error_s`` of the wall clock.
     """
 
     name: str
@@ -76,15 +78,27 @@ class Query:
     running: Running | None = None
     failure: BasculeError | None = None
     restarts: int = 0
+    last_error: str = ""
+    last_error_s: float = 0.0
     _attempts: int = 0
-    _pause_s: float = FIRST_PAUSE_S
+    _prepared: Startable | None = None
+    _pause_s: float = 0.0
     _due_s: float = 0.0
     _since_s: float = field(default_factory=time.monotonic)
+
+    def prepare(self) -> None:
+        """Take over the positions, for a start by ``check`` when Spark is ready. An error counts as a failure of the query."""
+        try:
+            self._prepared = self.build()
+            if self._prepared is None:
+                self._due_s = math.inf
+        except (BasculeError, PySparkException) as error:
+            self._failed(error)
 
     def start(self) -> None:
         """Start the query at its positions. An error counts as a failure of the query."""
         try:
-            start = self.build()
+            start, self._prepared = self._prepared or self.build(), None
             if start is None:
                 self._due_s = math.inf
                 return
@@ -104,7 +118,7 @@ class Query:
             error = self.running.failure()
             self.running = None
             if time.monotonic() - self._since_s > STEADY_S:
-                self._pause_s = FIRST_PAUSE_S
+                self._pause_s = 0.0
             self._failed(error or Unavailable("the query ended without a reason"))
         if self.running is None and self.stopped is None and time.monotonic() >= self._due_s:
             self.start()
@@ -113,6 +127,11 @@ class Query:
     def stopped(self) -> str | None:
         """Return the name and text of the error that no restart can mend, or None."""
         return None if self.failure is None else f"{type(self.failure).__name__}: {self.failure}".splitlines()[0]
+
+    @property
+    def idle(self) -> bool:
+        """Return True if there is nothing to do until ``restart``."""
+        return self.running is None and self.stopped is None and self._due_s == math.inf
 
     @property
     def superseded(self) -> bool:
@@ -133,16 +152,23 @@ class Query:
             self._due_s = 0.0
             self.start()
 
+    def retry(self) -> None:
+        """Start the query at once, also after an error that no restart could mend, unless another driver has taken its position."""
+        if not self.superseded:
+            self.failure, self._pause_s = None, FIRST_PAUSE_S
+            self.restart()
+
     def _failed(self, failure: BaseException) -> None:
         self.restarts += 1
         error = error_from_spark(failure)
+        self.last_error, self.last_error_s = described(failure), time.time()
         if error is not None and not error.retriable:
             self.failure = error
             log.error("pipeline stopped", pipeline=self.name, reason=self.stopped)
             return
         self._due_s = time.monotonic() + self._pause_s
         log.warning("pipeline failed, restarting", pipeline=self.name, pause_s=self._pause_s, error=described(failure))
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) or FIRST_PAUSE_S
 
     def _checkpoint(self, attempt: int) -> Path:
         return self.checkpoints / f"{self.name}-{attempt}"

@@ -10,9 +10,9 @@ from bascule.journal.fence import STRAY_RECORDS_MAX, Fence
 from bascule.journal.records import Header, Kind, decode_header
 from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.pipelines.divert import journal_header
-from bascule.pipelines.spec import EARLIEST, LATEST, DivertSpec, StartPosition
+from bascule.pipelines.spec import DivertSpec, StartPosition
 from bascule.writer.epochs import exclusive_of
-from bascule.writer.position import DEFAULT_GROUP, Position, PositionLost
+from bascule.writer.position import DEFAULT_GROUP, EARLIEST, LATEST, Position, PositionLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,8 @@ def joined(common: Position, other: Position) -> Position:
     """Return the position of a group with the members of another position at the same offset."""
     if common.offset != other.offset:
         raise PositionLost(f"position at offset {other.offset} cannot join the common position at offset {common.offset}")
-    return replace(_best_informed(common, [other]), members=tuple(sorted({*common.members, *other.members})))
+    members = tuple(sorted({*common.members, *other.members}))
+    return replace(_best_informed(common, [other]), members=members, carried=common.carried.with_pipelines_of(other.carried))
 
 
 def _best_informed(base: Position, others: Sequence[Position]) -> Position:

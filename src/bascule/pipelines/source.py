@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,11 +14,12 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from bascule.core.defaults import MAX_OFFSETS_PER_TRIGGER
+from bascule.core.defaults import DATA_DIR, DATA_DIR_VARIABLE, MAX_OFFSETS_PER_TRIGGER
 from bascule.core.effects import run_blocking
 from bascule.core.errors import BadRecord, BasculeError, InvalidInput, Unavailable
 from bascule.core.log import get_log
 from bascule.core.topics import PREFIX, JournalTopics
+from bascule.embedded.protection import own_access
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.kafka.lineage import PartitionLineage
@@ -24,8 +27,8 @@ from bascule.pipelines.divert import JournalReader, WantedMessage
 from bascule.pipelines.registry import journal_position, offset_of
 from bascule.pipelines.rows import ROW_SCHEMA, arrow_batches, malformed_row, message_row
 from bascule.pipelines.sink import DestinationWriter
-from bascule.pipelines.spec import EARLIEST, LATEST, DivertSpec, StartPosition
-from bascule.writer.position import UNKNOWN_EPOCH, Position, PositionLost
+from bascule.pipelines.spec import DivertSpec, StartPosition
+from bascule.writer.position import EARLIEST, LATEST, UNKNOWN_EPOCH, Position, PositionLost
 
 _KAFKA = "kafka."
 _START_OVER = "To read the records that exist, give the query a new checkpoint"
@@ -43,11 +46,14 @@ def register(session: SparkSession) -> None:
 
 
 def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options that begin with ``kafka.`` as librdkafka settings. Raises InvalidInput without ``kafka.bootstrap.servers``."""
+    """Return the options that begin with ``kafka.`` as librdkafka settings, for the embedded Kafka with the login of its owner.
+
+    Raises InvalidInput without ``kafka.bootstrap.servers``.
+    """
     kafka = {name.removeprefix(_KAFKA): value for name, value in options.items() if name.startswith(_KAFKA)}
     if "bootstrap.servers" not in kafka:
         raise InvalidInput("option kafka.bootstrap.servers is missing; set the option to the servers of the journal's Kafka")
-    return kafka
+    return own_access(Path(os.environ.get(DATA_DIR_VARIABLE, DATA_DIR)), kafka)
 
 
 class BasculeDataSource(DataSource):

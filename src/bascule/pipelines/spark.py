@@ -7,12 +7,16 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import pyspark
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+from bascule.config.fields import is_secret
 from bascule.core.errors import InvalidInput
 from bascule.embedded.jars import classpath
 from bascule.embedded.java import find_jdk
@@ -37,6 +41,7 @@ _SETTINGS = {
     "spark.sql.streaming.minBatchesToRetain": "2",
     # The driver repeats a failed batch from the position. A repeat by Spark could only fail again.
     "spark.task.maxFailures": "1",
+    "spark.python.daemon.module": "bascule.pipelines.worker_daemon",
     # A worker whose task was cancelled is ended after this time. Its positions protect it, so it needs no time to end by itself.
     "spark.python.task.killTimeout": "50ms",
 }
@@ -44,6 +49,10 @@ _SETTINGS = {
 LOCAL_SLOTS = 256
 _LOCAL_CORES = re.compile(r"local(?:\[(\*|\d+)\])?")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+#: Without micro-batches the JVM does little work, and its second compiler costs half of the processor time of a start.
+_QUICK_START = "-XX:TieredStopAtLevel=1"
+#: For the JVM that assembles the command line of Spark's JVM, and ends.
+_LAUNCHER_OPTIONS = f"{_QUICK_START} -XX:+UseSerialGC"
 _LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 #: A new batch waits for an idle fetch that is in progress. With Kafka's default of 500 ms, each batch would take that long.
 _FETCH_WAIT_MS = "20"
@@ -66,16 +75,41 @@ def spark_session(pipelines: PipelinesSpec) -> SparkSession:
     """Return the session of one driver. Raises NoJdk."""
     os.environ["JAVA_HOME"] = str(find_jdk().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))  # otherwise Spark's script starts a Python to find it
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _LAUNCHER_OPTIONS)
     if _local(pipelines):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.appName(f"bascule-{pipelines.bridge_id}").master(master_url(pipelines))
-    for name, value in session_settings(pipelines, [str(jar) for jar in classpath("spark-kafka")], java_options()).items():
+    settings = session_settings(pipelines, [str(jar) for jar in classpath("spark-kafka")], java_options())
+    settings |= {"spark.app.name": f"bascule-{pipelines.bridge_id}", "spark.master": master_url(pipelines)}
+    _start_jvm(settings)
+    builder = SparkSession.builder
+    for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
+    _hide_secrets(session, settings)
     session.sparkContext.setLogLevel("OFF")
     # Both log errors that are raised anyway, with a hundred lines of Java.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     return session
+
+
+def _start_jvm(settings: Mapping[str, str]) -> None:
+    """Start the JVM of the driver, unless spark-submit has started it. Its command line, which other users can read, has no secrets.
+
+    PySpark puts all settings of a session into the command line of a JVM that it starts. The session passes secrets by its gateway.
+    """
+    shown = SparkConf(loadDefaults=False)
+    for name, value in settings.items():
+        if not is_secret(name):
+            shown.set(name, value)
+    SparkContext._ensure_initialized(conf=shown)
+
+
+def _hide_secrets(session: SparkSession, settings: Mapping[str, str]) -> None:
+    """Take secrets from the settings of the session, which Spark gives to each task. The context, and so Spark itself, keeps them."""
+    conf = session._jsparkSession.sessionState().conf()
+    for name in filter(is_secret, settings):
+        conf.unsetConf(name)
 
 
 def session_settings(pipelines: PipelinesSpec, jars: Sequence[str], java: str) -> dict[str, str]:
@@ -91,14 +125,15 @@ def session_settings(pipelines: PipelinesSpec, jars: Sequence[str], java: str) -
         # Without it, Spark would split a small static table of a transformation into as many parts as there are slots.
         where["spark.default.parallelism"] = str(local)
     settings = {**_SETTINGS, **where, **pipelines.spark}
-    settings[_JAVA_OPTIONS] = f"{java} {settings.get(_JAVA_OPTIONS, '')}".strip()
+    quick = "" if any(divert.enabled and divert.transformed for divert in pipelines.diverts) else _QUICK_START
+    settings[_JAVA_OPTIONS] = " ".join(filter(None, (java, quick, settings.get(_JAVA_OPTIONS))))
     return settings
 
 
-def cores(session: SparkSession, pipelines: PipelinesSpec) -> int:
-    """Return the number of tasks that Spark's cores can run side by side."""
+def cores(session: Callable[[], SparkSession], pipelines: PipelinesSpec) -> int:
+    """Return the number of tasks that Spark's cores can run side by side. A local Spark need not be ready."""
     local = _local_cores(pipelines)
-    return session.sparkContext.defaultParallelism if local is None else local
+    return session().sparkContext.defaultParallelism if local is None else local
 
 
 def _local_cores(pipelines: PipelinesSpec) -> int | None:

@@ -24,13 +24,10 @@ from bascule.core.defaults import (
 )
 from bascule.core.destination import Routing
 from bascule.core.topics import MESSAGE_BYTES_MAX, JournalTopics
-from bascule.writer.position import DEFAULT_GROUP
+from bascule.writer.position import DEFAULT_GROUP, EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
-
-EARLIEST = "earliest"
-LATEST = "latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +67,7 @@ class IngressSpec:
 
     ``target`` and ``reply_to`` may contain ``${topic}`` and ``${header:NAME}``. If ``reply_to`` is empty, JMSReplyTo comes from the headers
     of the record. ``tasks`` is the number of Spark tasks over which the source partitions are spread, or None for one for each core.
+    Without ``keep_user_id``, JMSXUserID in the headers of a record is ignored. ``masked`` are the patterns of a PropertyMask.
     """
 
     name: str
@@ -84,6 +82,8 @@ class IngressSpec:
     reply_to: str = ""
     enabled: bool = True
     tasks: int | None = None
+    keep_user_id: bool = True
+    masked: tuple[str, ...] = ()
 
     def names(self, topic: str) -> bool:
         """Return True if the ingress reads a topic with this name."""
@@ -120,6 +120,7 @@ class PipelinesSpec:
     max_offsets_per_trigger: int = MAX_OFFSETS_PER_TRIGGER
     checkpoint_dir: str | None = None
     session_timeout_s: float = SESSION_TIMEOUT_S
+    instance: str | None = None
 
     def transactional_id(self, position_key: str) -> str:
         """Return the one transactional id that may move a position."""
@@ -144,7 +145,8 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
             IngressSpec(
                 name=one.name, target=one.to, topics=tuple(one.topics), pattern=one.pattern, routing=one.routing_type, body=one.body,
                 start=_start(one), unbound=one.unbound, key_as=one.key_as, reply_to=one.reply_to, enabled=one.enabled,
-                tasks=one.tasks,
+                tasks=one.tasks, masked=settings.admin.masked_properties,
+                keep_user_id=settings.broker.validated_user == "off" if one.keep_user_id is None else one.keep_user_id,
             )
             for one in settings.ingress
         ),
@@ -161,6 +163,7 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
         max_offsets_per_trigger=run.max_offsets_per_trigger,
         checkpoint_dir=str(run.checkpoint_dir) if run.checkpoint_dir else None,
         session_timeout_s=settings.broker.session_timeout_s,
+        instance=run.instance,
     )  # fmt: skip
 
 

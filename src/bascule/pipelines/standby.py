@@ -16,6 +16,7 @@ from typing import Final
 from bascule.core.errors import BasculeError
 from bascule.core.log import get_log
 from bascule.core.signals import StopSignals
+from bascule.embedded.service_manager import NO_SERVICE_MANAGER, ServiceManager
 from bascule.kafka.election import Election
 from bascule.pipelines.queries import PipelineStopped
 from bascule.pipelines.spec import PipelinesSpec
@@ -30,10 +31,14 @@ _LOOK_S: Final = 0.05
 class DriverTurn:
     """The turn of this driver to run the pipelines. Use it from one thread, as a context manager: at its end the turn is handed over."""
 
-    def __init__(self, pipelines: PipelinesSpec, stop: StopSignals, on_standby: Callable[[], None]) -> None:
+    def __init__(
+        self, pipelines: PipelinesSpec, stop: StopSignals, on_standby: Callable[[], None],
+        service_manager: ServiceManager = NO_SERVICE_MANAGER,
+    ) -> None:  # fmt: skip
         self._pipelines = pipelines
         self._stop = stop
         self._on_standby = on_standby
+        self._service_manager = service_manager
         self._elected = threading.Event()
         self._lost = threading.Event()
         self._error: BasculeError | None = None
@@ -58,6 +63,7 @@ class DriverTurn:
         told = False
         while not self._elected.wait(_LOOK_S):
             self.check()
+            self._service_manager.alive()
             if self._stop.is_set():
                 return False
             if not told and time.monotonic() > standby_s:
@@ -76,8 +82,9 @@ class DriverTurn:
 
     def _stand(self) -> Election:
         pipelines = self._pipelines
-        # When the session of a killed driver ends, Kafka elects its restarted successor or a standby, whichever comes first.
-        instance = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        # Without a name of its own, a restarted driver is another member: Kafka elects it, or a standby, when the session of the killed
+        # driver ends.
+        instance = pipelines.instance or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         topics = pipelines.topics
         return Election(
             pipelines.kafka, topics.drivers(pipelines.bridge_id), topics.ingress, instance, pipelines.session_timeout_s,

@@ -178,7 +178,9 @@ class DivertTask:
             return
         for taken in reader.take(offset, key, value):
             for divert, output in engine.outputs(taken, transformed):
-                carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"))
+                carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"), divert.name, taken.send.timestamp_ms)
+                if carrier.spans is not None:
+                    carrier.spans.sent(divert, taken, output)
         carrier.reach(SeenRecord(offset, key, value))
 
     def _answers(self, name: str, epoch: int) -> bool:
@@ -266,7 +268,7 @@ class IngressTask:
             source = opened.enter_context(open_source({place: carrier.position.offset for place, carrier in carriers.items()}))
             for taken in source:
                 for record in taken.records:
-                    _take_record(record, engine, carriers[record.topic, record.partition])
+                    _take_record(record, self.ingress, engine, carriers[record.topic, record.partition])
                 for place in taken.tails if taken.records else carriers:
                     carriers[place].rest()
                 for place, end in taken.ends.items():
@@ -276,10 +278,12 @@ class IngressTask:
                 carrier.commit()
 
 
-def _take_record(record: KafkaRecord, engine: IngressEngine, carrier: Carrier) -> None:
+def _take_record(record: KafkaRecord, ingress: IngressSpec, engine: IngressEngine, carrier: Carrier) -> None:
     if record.offset < carrier.begun_at:
         return
     output = engine.output(record)
     if output is not None:
-        carrier.add(output, partial(engine.dead_letter, record, "KAFKA_PRODUCE"))
+        carrier.add(output, partial(engine.dead_letter, record, "KAFKA_PRODUCE"), ingress.name, record.timestamp_ms)
+        if carrier.spans is not None:
+            carrier.spans.received(ingress, record, output)
     carrier.reach(SeenRecord(record.offset, record.key, record.value, record.timestamp_ms))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.broker import administration, branches
-from bascule.broker.administration import Progress
+from bascule.broker.administration import Choice, Progress
 from bascule.broker.engine import Engine
 from bascule.broker.errors import UnknownAddress
 from bascule.broker.queue import BrokerQueue
@@ -18,9 +18,10 @@ from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.core.xid import Xid
-from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.journal.branches import Ending
 from bascule.server.admin_access import AdminRole, Principal
+from bascule.server.browsing import chosen_messages, selector_of
+from bascule.server.sending_messages import send
 
 if TYPE_CHECKING:
     from bascule.server.node import Node
@@ -33,6 +34,8 @@ CLOSES_PER_TURN: Final = 20
 CLOSED = AmqpError(CONNECTION_FORCED, "closed by an administrator")
 
 
+#: Types of arguments, in errors.
+TYPE_NAMES: Final[Mapping[type, str]] = {bool: "true or false", str: "a string", int: "an integer", dict: "an object"}
 #: Permissions on addresses.
 Needs = list[tuple[Permission, str]]
 
@@ -56,7 +59,7 @@ class AdminAction(NamedTuple):
             if name not in known:
                 raise InvalidInput(f"unknown argument {name[:60]!r}; known are {', '.join(known)}")
             if type(value) is not type(known[name]):
-                raise InvalidInput(f"{name} must be {'true or false' if isinstance(known[name], bool) else 'a string'}")
+                raise InvalidInput(f"{name} must be {TYPE_NAMES[type(known[name])]}")
             if isinstance(value, str) and not is_unicode(value):
                 raise InvalidInput(f"{name} {value[:60]!r} contains half of a surrogate pair, which is not a character")
         if missing := [name for name in self.required if not given.get(name)]:
@@ -130,28 +133,42 @@ async def _delete_queue(node: Node, queue: BrokerQueue, force: bool) -> Answer:
     return {"deleted": queue.name, "messages": messages}
 
 
-async def _purge(node: Node, _by: Principal, name: str, selector: str) -> Answer:
-    progress = await _go_through(node, lambda engine: administration.purge(engine, queue_named(engine, name), _selector(selector)))
-    return {"purged": progress.done}
+async def _purge(node: Node, _by: Principal, name: str, selector: str, ids: str) -> Answer:
+    def begin(engine: Engine) -> Iterator[Progress]:
+        return administration.purge(engine, queue_named(engine, name), _choice(engine, selector, ids))
+
+    progress = await _go_through(node, begin)
+    return {"purged": progress.done, **({"left": progress.left} if ids else {})}
 
 
-async def _move(node: Node, _by: Principal, name: str, to: str, selector: str) -> Answer:
+async def _move(node: Node, _by: Principal, name: str, to: str, selector: str, ids: str) -> Answer:
     if to not in node.engine.addresses.anycast:
         _check_new("to", to)
-    progress = await _go_through(node, lambda engine: administration.move(engine, queue_named(engine, name), to, _selector(selector)))
+
+    def begin(engine: Engine) -> Iterator[Progress]:
+        return administration.move(engine, queue_named(engine, name), to, _choice(engine, selector, ids))
+
+    progress = await _go_through(node, begin)
     return {"moved": progress.done, "left": progress.left}
 
 
-async def _return(node: Node, principal: Principal, queue: str, selector: str) -> Answer:
+async def _return(node: Node, principal: Principal, queue: str, selector: str, ids: str) -> Answer:
     name = queue or node.settings.broker.dead_letter_address
 
     def check(origin: BrokerQueue) -> None:
         principal.authorize(Permission.SEND, origin.address)
 
-    progress = await _go_through(
-        node, lambda engine: administration.return_dead_letters(engine, queue_named(engine, name), _selector(selector), check)
-    )
+    def begin(engine: Engine) -> Iterator[Progress]:
+        return administration.return_dead_letters(engine, queue_named(engine, name), _choice(engine, selector, ids), check)
+
+    progress = await _go_through(node, begin)
     return {"returned": progress.done, "left": progress.left}
+
+
+async def _send(node: Node, sender: Principal, to: str, topic: bool, **arguments: Any) -> Answer:
+    if topic or to not in node.engine.addresses.anycast:
+        _check_new("to", to)
+    return {"sent": await send(node, sender, {"to": to, "topic": topic, **arguments})}
 
 
 async def _close(node: Node, _by: Principal, id: str) -> Answer:  # the name of the argument in the request
@@ -202,11 +219,13 @@ def _nothing() -> None:
     """Return no further values; the caller waits only for the journal."""
 
 
-def _selector(text: str) -> Selector | None:
-    try:
-        return compile_selector(text) if text.strip() else None
-    except SelectorError as error:
-        raise InvalidInput(f"selector: column {error.column}: {error.reason}\n{error.caret()}") from None
+def _choice(engine: Engine, selector: str, ids: str) -> Choice:
+    """Return which messages an action concerns. Raises InvalidInput."""
+    if not ids:
+        return selector_of(selector)
+    if selector.strip():
+        raise InvalidInput("give either selector or ids, not both")
+    return chosen_messages(engine, ids)
 
 
 async def _go_through(node: Node, begin: Callable[[Engine], Iterator[Progress]]) -> Progress:
@@ -264,6 +283,11 @@ def _to_move(node: Node, name: str, to: str, **_: Any) -> Needs:
     return [*_to_edit(node, name), (Permission.SEND, to), *creates]
 
 
+def _to_send(node: Node, to: str, topic: bool, **_: Any) -> Needs:
+    known = topic or node.engine.addresses.knows(to, Routing.ANYCAST)
+    return [(Permission.SEND, to), *([] if known else _to_create(node, to))]
+
+
 def _to_return(node: Node, queue: str, **_: Any) -> Needs:
     return _to_edit(node, queue or node.settings.broker.dead_letter_address)
 
@@ -276,9 +300,29 @@ def _to_manage(_node: Node, **_: Any) -> Needs:
 ACTIONS: dict[str, AdminAction] = {
     "queues/create": AdminAction(_create, _to_create, AdminRole.EDIT, ("name",)),
     "queues/delete": AdminAction(_delete, _to_delete, AdminRole.EDIT, ("name",), {"force": False}),
-    "queues/purge": AdminAction(_purge, _to_edit, AdminRole.EDIT, ("name",), {"selector": ""}),
-    "queues/move": AdminAction(_move, _to_move, AdminRole.EDIT, ("name", "to"), {"selector": ""}),
-    "dead-letters/return": AdminAction(_return, _to_return, AdminRole.EDIT, (), {"queue": "", "selector": ""}),
+    "queues/purge": AdminAction(_purge, _to_edit, AdminRole.EDIT, ("name",), {"selector": "", "ids": ""}),
+    "queues/move": AdminAction(_move, _to_move, AdminRole.EDIT, ("name", "to"), {"selector": "", "ids": ""}),
+    "dead-letters/return": AdminAction(_return, _to_return, AdminRole.EDIT, (), {"queue": "", "selector": "", "ids": ""}),
+    "messages/send": AdminAction(
+        _send,
+        _to_send,
+        AdminRole.EDIT,
+        ("to",),
+        {
+            "topic": False,
+            "kind": "text",
+            "body": "",
+            "properties": {},
+            "correlation_id": "",
+            "reply_to": "",
+            "type": "",
+            "group_id": "",
+            "priority": 4,
+            "ttl_ms": 0,
+            "delay_ms": 0,
+            "persistent": True,
+        },
+    ),
     "subscriptions/delete": AdminAction(_unsubscribe, _to_delete, AdminRole.EDIT, ("name",), {"force": False}),
     "connections/close": AdminAction(_close, _to_manage, AdminRole.MANAGE, ("id",)),
     "branches/commit": AdminAction(partial(_force, ending=Ending.FORCED_COMMIT), _to_manage, AdminRole.MANAGE, ("xid",)),
@@ -286,3 +330,6 @@ ACTIONS: dict[str, AdminAction] = {
     "branches/forget": AdminAction(_forget, _to_manage, AdminRole.MANAGE, ("xid",)),
     "ingress/reset": AdminAction(_reset_ingress, _to_manage, AdminRole.MANAGE),
 }
+
+#: Actions whose arguments have content of messages.
+CONTENT_ACTIONS: Final = frozenset({"messages/send"})

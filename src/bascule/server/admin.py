@@ -1,14 +1,19 @@
 """The admin server: health, status, metrics and actions of a broker over HTTP, by default on loopback only.
 
 GET /livez                 200 while the process answers
-GET /readyz                200 while the broker serves clients, else 503 with the reason
+GET /readyz                200 with the role while the broker serves clients or is a standby, else 503 with the reason
+GET /active                200 while the broker serves clients, else 503 with the reason
 GET /status                all figures, JSON
 GET /queues                the queues, JSON; /queues?name=NAME one queue in detail
 GET /subscriptions         the subscriptions of topics, JSON
 GET /connections           the client connections, JSON
 GET /metrics               Prometheus text
 GET /dead-letters          dead letters, JSON; ?queue=NAME&count=N
+GET /LOOK                  a part of a list, messages, and what a console needs (bascule.server.looks)
+GET /console/              the console (bascule.server.console)
 POST /GROUP/ACTION         an action with its arguments as JSON (bascule.server.actions)
+.../diverts, /ingresses    control of pipelines (bascule.server.pipelines)
+POST /config/reload        reads the settings again (bascule.server.reload)
 
 ``admin_paths`` has the role that each of them needs, and ``bascule.server.admin_access`` decides who has it.
 """
@@ -18,11 +23,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
@@ -39,16 +43,22 @@ from bascule.core.errors import BasculeError, InvalidInput
 from bascule.core.log import get_log
 from bascule.core.permissions import Unauthorized
 from bascule.embedded.process import PortInUse
-from bascule.server import admin_http
-from bascule.server.actions import ACTIONS
+from bascule.server import admin_http, looks
+from bascule.server.actions import ACTIONS, CONTENT_ACTIONS
 from bascule.server.admin_access import OPEN, AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, SecureHeaders
+from bascule.server.admin_app import AdminPage, CurrentApp
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.audit import AuditTrail
+from bascule.server.console import Console
+from bascule.server.console_sessions import ConsoleSessions
 from bascule.server.descriptors import RESERVED
-from bascule.server.handshakes import Handshakes
+from bascule.server.handshakes import Handshakes, TlsContext, no_tls
+from bascule.server.in_turns import beside
 from bascule.server.listener import Listener, bind
-from bascule.server.status import HELP, BrokerStatus, ConnectionStatus, MemoryStatus, QueueDetail, SubscriptionStatus
-from bascule.threads.background import in_background
+from bascule.server.pipelines import PipelinePages
+from bascule.server.reload_pages import ReloadPages
+from bascule.server.sending_messages import without_content
+from bascule.server.status import HELP, BrokerRole, BrokerStatus, ConnectionStatus, MemoryStatus, QueueDetail, SubscriptionStatus
 
 #: Prometheus' own text format.
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -66,8 +76,6 @@ COUNT_DIGITS_MAX = 9
 #: As starlette's JSONResponse.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
-S = TypeVar("S")
-T = TypeVar("T")
 log = get_log(__name__)
 
 
@@ -76,6 +84,9 @@ class AdministeredBroker(Protocol):
 
     def trouble(self) -> str:
         """Return why the broker does not serve, "" if it serves."""
+
+    def role(self) -> BrokerRole | None:
+        """Return the role of the broker; None if it is not ready."""
 
     async def status(self) -> BrokerStatus:
         """Return the current status."""
@@ -91,6 +102,9 @@ class AdministeredBroker(Protocol):
 
     async def dead_letters(self, queue: str, count: int) -> Sequence[Mapping[str, Any]]:
         """Return the first ``count`` messages of a queue; the name "" is the configured queue. Raises UnknownAddress, Unavailable."""
+
+    async def look(self, name: str, parameters: Mapping[str, str]) -> object:
+        """Answer one of looks.LOOKS. Raises BasculeError."""
 
     async def act(self, principal: Principal, action: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Run one of ACTIONS. Raises BasculeError."""
@@ -203,9 +217,16 @@ class _Pages:
         return PlainTextResponse("ok\n")
 
     async def readyz(self, _request: Request) -> Response:
+        """Answer whether the broker serves or can take over, or why not."""
+        return self._role_or_trouble(self._broker.role())
+
+    async def active(self, _request: Request) -> Response:
         """Answer whether the broker serves, or why not."""
-        trouble = self._broker.trouble()
-        return PlainTextResponse(f"{trouble}\n", 503) if trouble else PlainTextResponse("ok\n")
+        role = self._broker.role()
+        return self._role_or_trouble(role if role is BrokerRole.ACTIVE else None)
+
+    def _role_or_trouble(self, role: BrokerRole | None) -> Response:
+        return PlainTextResponse(f"{self._broker.trouble()}\n", 503) if role is None else PlainTextResponse(f"{role}\n")
 
     async def metrics(self, _request: Request) -> Response:
         """Answer with metrics for Prometheus."""
@@ -213,13 +234,30 @@ class _Pages:
             registry = CollectorRegistry(auto_describe=False)
             for collector in (_StatusCollector(await self._broker.status()), *self._collectors):
                 registry.register(collector)
-            text = await _beside(generate_latest, registry)
+            text = await beside(partial(generate_latest, registry))
         return Response(text, headers={"content-type": METRICS_TYPE})
 
     async def look(self, request: Request) -> Response:
         """Answer one of LOOKS."""
         async with self._turn:
-            text = await _beside(_json, await LOOKS[request.scope["path"]](self, request))
+            text = await beside(partial(_json, await LOOKS[request.scope["path"]](self, request)))
+        return Response(text, media_type="application/json")
+
+    async def look_further(self, request: Request) -> Response:
+        """Answer one of looks.LOOKS."""
+        name = request.scope["path"].removeprefix("/")
+        parameters = dict(request.query_params)
+        look = looks.LOOKS[name]
+        if look.content:
+            principal: Principal = request.state.principal
+            self._audit.check()
+            on = parameters.get("id", "") if look.long else parameters.get("queue", "")
+            self._audit.record(name, on, who=principal.name, peer=principal.peer)
+        async with nullcontext() if look.long else self._turn:
+            content = await self._broker.look(name, parameters)
+            if isinstance(content, bytes):
+                return Response(content, headers={"content-type": "application/octet-stream", "content-disposition": "attachment"})
+            text = await beside(partial(_json, content))
         return Response(text, media_type="application/json")
 
     async def act(self, request: Request) -> Response:
@@ -228,7 +266,8 @@ class _Pages:
         action = request.scope["path"].removeprefix("/")
         arguments = await arguments_of(request)
         self._audit.check()
-        record = partial(self._audit.record, who=principal.name, peer=principal.peer, arguments=json.dumps(arguments))
+        shown = without_content(arguments) if action in CONTENT_ACTIONS else arguments
+        record = partial(self._audit.record, who=principal.name, peer=principal.peer, arguments=json.dumps(shown))
         on = next((str(value) for value in arguments.values()), "")
         try:
             answer = await self._broker.act(principal, action, arguments)
@@ -237,7 +276,7 @@ class _Pages:
             record(action, on, allowed=allowed, result=f"{type(error).__name__}: {error}")
             raise
         record(action, on, result=json.dumps(answer))
-        log.info("administrator action", who=principal.name, action=action, arguments=arguments, answer=answer)
+        log.info("administrator action", who=principal.name, action=action, arguments=shown, answer=answer)
         return JSONResponse(answer)
 
     async def _status(self, _request: Request) -> object:
@@ -258,13 +297,9 @@ class _Pages:
     async def _dead_letters(self, request: Request) -> object:
         count = _count(request.query_params.get("count", str(DEAD_LETTERS)))
         principal: Principal = request.state.principal
+        self._audit.check()
         self._audit.record("dead letters", request.query_params.get("queue", ""), who=principal.name, peer=principal.peer)
         return await self._broker.dead_letters(request.query_params.get("queue", ""), count)
-
-
-async def _beside(make: Callable[[S], T], content: S) -> T:
-    """Return ``make(content)`` from another thread: the text about 10,000 queues takes 100 ms."""
-    return await asyncio.wrap_future(in_background(partial(make, content), "admin"))
 
 
 def _json(content: object) -> bytes:
@@ -294,33 +329,50 @@ def admin_paths(access: AdminAccess) -> list[AdminPath]:
     return [
         AdminPath("GET", "/livez", None),
         AdminPath("GET", "/readyz", None),
+        AdminPath("GET", "/active", None),
         AdminPath("GET", "/metrics", None if access.public_metrics else AdminRole.VIEW),
         # Dead letters show the content of messages.
         *(AdminPath("GET", path, AdminRole.EDIT if path == "/dead-letters" else AdminRole.VIEW) for path in LOOKS),
+        *(AdminPath("GET", f"/{name}", look.role) for name, look in looks.LOOKS.items()),
         *(AdminPath("POST", f"/{name}", action.role) for name, action in ACTIONS.items()),
     ]
 
 
-def admin_app(broker: AdministeredBroker, access: AdminAccess = OPEN, collectors: Sequence[Collector] = ()) -> ASGIApp:
+def further_paths(pipelines: PipelinePages | None, reload: ReloadPages | None) -> list[AdminPage]:
+    """Return the paths of other modules."""
+    return [*(() if pipelines is None else pipelines.paths()), *(() if reload is None else reload.paths())]
+
+
+def admin_app(
+    broker: AdministeredBroker, access: AdminAccess = OPEN, collectors: Sequence[Collector] = (), pipelines: PipelinePages | None = None,
+    reload: ReloadPages | None = None,
+) -> ASGIApp:  # fmt: skip
     """Return the application with the routes of one broker."""
     pages = _Pages(broker, access.audit, collectors)
-    apart: dict[str, Page] = {"/livez": pages.livez, "/readyz": pages.readyz, "/metrics": pages.metrics}
+    sessions = ConsoleSessions(access)
+    console = Console(access, sessions)
+    apart: dict[str, Page] = {"/livez": pages.livez, "/readyz": pages.readyz, "/active": pages.active, "/metrics": pages.metrics}
     routes = []
     for method, path, role in admin_paths(access):
-        page = apart.get(path) or (pages.look if path in LOOKS else pages.act)
-        routes.append(Route(path, _contained(broker, access, role, page), methods=[method]))
+        further = method == "GET" and path.removeprefix("/") in looks.LOOKS
+        page = apart.get(path) or (pages.look if path in LOOKS else pages.look_further if further else pages.act)
+        routes.append(Route(path, _contained(broker, access, sessions, role, page), methods=[method]))
+    for (method, path), page in console.pages().items():
+        routes.append(Route(path, _contained(broker, access, sessions, None, page), methods=[method]))
+    for each in further_paths(pipelines, reload):
+        routes.append(Route(each.path, _contained(broker, access, sessions, each.role, each.answer), methods=[each.method]))
     app = Starlette(routes=routes)
     app.router.redirect_slashes = False  # the target of a redirect would have the host that the request names
     return SecureHeaders(app, access)
 
 
-def _contained(broker: AdministeredBroker, access: AdminAccess, role: AdminRole | None, page: Page) -> Page:
+def _contained(broker: AdministeredBroker, access: AdminAccess, sessions: ConsoleSessions, role: AdminRole | None, page: Page) -> Page:
     """Return a page for a role that answers with its errors: the text of a BasculeError, a reference to the log for any other error."""
 
     async def answer(request: Request) -> Response:
         try:
             if role is not None:
-                request.state.principal = await access.admit(request, role)
+                request.state.principal = await sessions.admit(request, role)
             return await page(request)
         except (NotLoggedIn, NotAdministrator) as error:
             access.refused(request.scope, error)
@@ -339,7 +391,7 @@ def _contained(broker: AdministeredBroker, access: AdminAccess, role: AdminRole 
 class _Server(uvicorn.Server):
     """An uvicorn server for the connections that a listener of the broker accepts. The process handles its own signals."""
 
-    def __init__(self, config: uvicorn.Config, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None) -> None:
+    def __init__(self, config: uvicorn.Config, sockets: Sequence[socket.socket], tls: TlsContext) -> None:
         super().__init__(config)
         self._sockets = sockets
         self._tls = tls
@@ -369,10 +421,13 @@ class AdminServer:
     """The admin server on the event loop of its broker."""
 
     def __init__(
-        self, broker: AdministeredBroker, *, host: str, port: int, access: AdminAccess = OPEN, tls: ssl.SSLContext | None = None,
-        collectors: Sequence[Collector] = (),
+        self, broker: AdministeredBroker, *, host: str, port: int, access: AdminAccess = OPEN, tls: TlsContext = no_tls,
+        collectors: Sequence[Collector] = (), pipelines: PipelinePages | None = None, reload: ReloadPages | None = None,
     ) -> None:  # fmt: skip
-        """Bind the port at once (0 = any free port). ``collectors`` have further metrics. Raises PortInUse."""
+        """Bind the port at once (0 = any free port). ``collectors`` have further metrics. Raises PortInUse.
+
+        Without ``pipelines``, the server has no paths about pipelines; without ``reload``, none to reload the settings.
+        """
         try:
             sockets = bind(host, port)
             for each in sockets:
@@ -383,8 +438,15 @@ class AdminServer:
             ) from error
         self.port: int = sockets[0].getsockname()[1]
         self._sockets = sockets
-        self._server = _Server(admin_http.config(admin_app(broker, access, collectors), STOP_TIMEOUT_S), sockets, tls)
+        self.access = access
+        self._app = CurrentApp(lambda access: admin_app(broker, access, collectors, pipelines, reload), access)
+        self._server = _Server(admin_http.config(self._app, STOP_TIMEOUT_S), sockets, tls)
         self._task: asyncio.Task[None] | None = None
+
+    def admit_by(self, access: AdminAccess) -> None:
+        """Admit requests by other settings from now on. The sessions of the console end."""
+        self.access = access
+        self._app.admit_by(access)
 
     def start(self) -> None:
         """Start to serve; the event loop must be running."""

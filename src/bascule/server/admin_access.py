@@ -7,8 +7,9 @@ import binascii
 import enum
 import hmac
 import ipaddress
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,6 +17,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bascule.amqp.bearer import is_token
+from bascule.amqp.sasl import AuthenticationFailed, LoginUnavailable, TokenIdentity
 from bascule.config.fields import is_loopback
 from bascule.core.errors import InvalidInput
 from bascule.core.permissions import Permission, Unauthorized
@@ -68,11 +71,25 @@ class ForeignHost(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who uses the admin server: a user, or the holder of a token. ``peer`` is HOST:PORT."""
+    """Somebody who uses the admin server: a user, or the holder of a token of the settings. ``peer`` is HOST:PORT.
+
+    ``of_token`` are the roles of a user by the token of a provider, which is valid until ``until_s`` in seconds since 1970. ``password``
+    stands for the password of a user before it was checked. ``certified``: the user has logged in with a client certificate.
+    """
 
     name: str
     role: AdminRole
     peer: str = ""
+    is_user: bool = False
+    of_token: frozenset[str] = frozenset()
+    until_s: float = math.inf
+    password: object = field(default=None, repr=False, compare=False)
+    certified: bool = False
+
+    def check_role(self, role: AdminRole) -> None:
+        """Raise NotAdministrator for a lower role."""
+        if self.role < role:
+            raise NotAdministrator(f"{self.name} has the role {self.role.word}; this request needs {role.word}")
 
     def authorize(self, permission: Permission, address: str) -> None:
         """Raise Unauthorized if the role lacks the permission."""
@@ -80,6 +97,8 @@ class Principal:
             raise Unauthorized(self.name, permission, address)
 
 
+#: In the state of a request: the user of the client's certificate, None without one.
+CERTIFIED: Final = "certified"
 #: Everybody on this machine, if the broker has no users and the admin server no tokens.
 LOCAL: Final = Principal("local", AdminRole.MANAGE)
 
@@ -88,7 +107,15 @@ async def _nobody(_user: str, _password: str, _address: str) -> bool:
     return False
 
 
-def _no_role(_user: str) -> AdminRole | None:
+def _known(_user: str) -> bool:
+    return True
+
+
+def _no_role(_user: str, _of_token: frozenset[str]) -> AdminRole | None:
+    return None
+
+
+def _no_password(_user: str) -> object:
     return None
 
 
@@ -96,40 +123,50 @@ def _no_role(_user: str) -> AdminRole | None:
 class AdminAccess:
     """Decides who sends a request, and with which role.
 
-    ``tokens`` has the name and role of each token. ``role_of`` returns the role of a user, and ``check`` checks the password of a user at
-    an address. If ``restricted`` is false, every process of this machine has the role ``manage``. ``hosts`` are the names of this server.
+    ``tokens`` has the name and role of each token of the settings. ``role_of`` returns the role of a user by name and roles of a token,
+    ``check`` checks the password of a user at an address, and ``identify`` returns who the holder of a JSON Web Token at an address is;
+    None if such tokens are not accepted. ``password_of`` returns what stands for the password of a user, and changes with it. ``knows``
+    returns whether a user may log in by certificate. If ``restricted`` is false, every process of this machine has the role ``manage``.
+    ``hosts`` are the names of this server.
     """
 
     restricted: bool = False
     tokens: Mapping[str, tuple[str, AdminRole]] = field(default_factory=dict)
-    role_of: Callable[[str], AdminRole | None] = _no_role
+    role_of: Callable[[str, frozenset[str]], AdminRole | None] = _no_role
     check: Callable[[str, str, str], Awaitable[bool]] = _nobody
+    identify: Callable[[str, str], Awaitable[TokenIdentity]] | None = None
+    knows: Callable[[str], bool] = _known
+    password_of: Callable[[str], object] = _no_password
     hosts: Iterable[str] = ()
     public_metrics: bool = False
     audit: AuditTrail = NO_AUDIT
 
     async def admit(self, request: Request, role: AdminRole) -> Principal:
         """Return who sends a request that needs ``role``. Raises NotLoggedIn, NotAdministrator."""
-        host, peer = request.client.host if request.client is not None else "", _peer(request.scope)
+        host, peer = request.client.host if request.client is not None else "", peer_of(request.scope)
         if not self.restricted:
             if not is_loopback(host):
                 raise NotAdministrator("no users and no admin.token are set, so only requests from this machine are allowed")
             return Principal(LOCAL.name, LOCAL.role, peer)
         principal = await self._principal(request, host, peer)
-        if principal.role < role:
-            raise NotAdministrator(f"{principal.name} has the role {principal.role.word}; this request needs {role.word}")
+        principal.check_role(role)
         return principal
 
     async def _principal(self, request: Request, host: str, peer: str) -> Principal:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         match scheme.lower():
             case "bearer":
+                if self.identify is not None and is_token(given.strip()):
+                    _check_private(request, host, "a token of a provider")
+                    return await self._of_provider(self.identify, given.strip(), host, peer)
                 return self._of_token(given.strip(), peer)
             case "basic":
-                if request.scope["scheme"] != "https" and not is_loopback(host):
-                    raise NotAdministrator("a password is accepted only over TLS or from this machine; set admin.tls")
+                _check_private(request, host, "a password")
                 return await self._of_user(given.strip(), host, peer)
-        raise NotLoggedIn("log in with a token (Authorization: Bearer TOKEN), or as a user (Authorization: Basic)")
+        certified = request.scope.get("state", {}).get(CERTIFIED)
+        if certified is not None and not given and self.knows(certified):
+            return replace(self._user(certified, frozenset(), peer), certified=True)
+        raise NotLoggedIn("log in with a token (Authorization: Bearer TOKEN), or as a user (Authorization: Basic, or a client certificate)")
 
     def _of_token(self, given: str, peer: str) -> Principal:
         found: Principal | None = None
@@ -145,22 +182,36 @@ class AdminAccess:
             user, colon, password = base64.b64decode(given, validate=True).decode().partition(":")
         except (ValueError, binascii.Error):
             raise NotLoggedIn("the credentials are not base64 of USER:PASSWORD in UTF-8") from None
+        checked = self.password_of(user)  # it may change during the check
         if not colon or not await self.check(user, password, host):
             raise NotLoggedIn("unknown user or wrong password")
-        role = self.role_of(user)
+        return replace(self._user(user, frozenset(), peer), password=checked)
+
+    async def _of_provider(self, identify: Callable[[str, str], Awaitable[TokenIdentity]], token: str, host: str, peer: str) -> Principal:
+        try:
+            identity = await identify(token, host)
+        except LoginUnavailable:
+            raise
+        except AuthenticationFailed as error:
+            raise NotLoggedIn(error.description) from None
+        return self._user(identity.user, identity.roles, peer, identity.until_s)
+
+    def _user(self, user: str, of_token: frozenset[str], peer: str, until_s: float = math.inf) -> Principal:
+        role = self.role_of(user, of_token)
         if role is None:
             raise NotAdministrator(f"user {user!r:.60} has no role for the admin server; see admin.view, admin.edit and admin.manage")
-        return Principal(user, role, peer)
+        return Principal(user, role, peer, is_user=True, of_token=of_token, until_s=until_s, password=self.password_of(user))
 
     def refused(self, scope: Scope, error: InvalidInput, who: str = "") -> None:
         """Record a refused request."""
         path = f"{scope['method']} {scope['path']}"
-        self.audit.record("administration", path, who=who, peer=_peer(scope), allowed=False, result=str(error))
+        self.audit.record("administration", path, who=who, peer=peer_of(scope), allowed=False, result=str(error))
 
-    def check_origin(self, headers: Headers, scheme: str) -> None:
+    def check_origin(self, headers: Headers, scheme: str, *, linked: bool = False) -> None:
         """Check that no web page of another site has caused the request. Raises ForeignHost, NotAdministrator.
 
-        A page can point a host name of its own to this machine, and can send requests whose answers it cannot read.
+        Pages of other sites may have links to a page that is ``linked``, which shows nothing of the broker. A page can point a host name of
+        its own to this machine, and can send requests whose answers it cannot read.
         """
         authority = headers.get("host", "")
         name = host_of(authority)
@@ -168,15 +219,23 @@ class AdminAccess:
             raise ForeignHost(f"host {name!r:.100} is not a name of this server; add it to admin.hosts")
         if any(origin.lower() != f"{scheme}://{authority.lower()}" for origin in headers.getlist("origin")):
             raise NotAdministrator("requests from web pages of other sites are not allowed")
+        if linked and headers.getlist("sec-fetch-dest") == ["document"]:
+            return
         if any(site not in {"same-origin", "none"} for site in headers.getlist("sec-fetch-site")):
             raise NotAdministrator("requests from web pages of other sites are not allowed")
+
+
+def _check_private(request: Request, host: str, what: str) -> None:
+    """Check that nobody on the network can read the credentials of a request. Raises NotAdministrator."""
+    if request.scope["scheme"] != "https" and not is_loopback(host):
+        raise NotAdministrator(f"{what} is accepted only over TLS or from this machine; set admin.tls")
 
 
 #: Access without users and tokens.
 OPEN: Final = AdminAccess()
 
 
-def _peer(scope: Scope) -> str:
+def peer_of(scope: Scope) -> str:
     """Return HOST:PORT of the client."""
     host, port = scope.get("client") or ("", 0)
     return f"{host}:{port}"
@@ -209,6 +268,10 @@ SECURITY_HEADERS: Final = {
 }
 #: The ways to log in.
 CHALLENGES: Final = ("Bearer", 'Basic realm="bascule", charset="UTF-8"')
+#: The console sends this header: a browser would answer a challenge with a dialog of its own.
+CONSOLE_HEADER: Final = "x-bascule-console"
+#: Pages to which other sites may have links.
+LINKED_PATHS: Final = frozenset({"/", "/console/"})
 
 
 class SecureHeaders:
@@ -221,18 +284,22 @@ class SecureHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
 
+        given = Headers(scope=scope)
+
         async def secured(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(SECURITY_HEADERS)
-                if message["status"] == NotLoggedIn.http_status:
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+                if message["status"] == NotLoggedIn.http_status and CONSOLE_HEADER not in given:
                     for challenge in CHALLENGES:
                         headers.append("www-authenticate", challenge)
             await send(message)
 
         app = self._app
         try:
-            self._access.check_origin(Headers(scope=scope), scope.get("scheme", "http"))
+            linked = scope["path"] in LINKED_PATHS and scope["method"] == "GET"
+            self._access.check_origin(given, scope.get("scheme", "http"), linked=linked)
         except InvalidInput as error:
             self._access.refused(scope, error)
             app = JSONResponse({"error": str(error)}, error.http_status)

@@ -14,7 +14,9 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from bascule.server.admin_access import CERTIFIED
 from bascule.server.handshakes import Handshake, HandshakeLimits
+from bascule.server.listener_tls import tls_peer
 
 #: Longest time for a request to arrive, and for its answer to be read. A request is a line, a few headers and small arguments.
 REQUEST_TIMEOUT_S: Final = 10.0
@@ -51,6 +53,7 @@ class AdminConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Handle a new connection."""
         super().connection_made(transport)
+        self.app_state = {**self.app_state, CERTIFIED: tls_peer(transport).user}
         self._handshake.transport = transport
         self._wait()
 

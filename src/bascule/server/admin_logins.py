@@ -23,32 +23,37 @@ from bascule.server.user_directory import UserDirectory
 OWNER_TOKEN_BYTES: Final = 32
 
 
-def admin_access(settings: Settings, users: UserDirectory, logins: LoginChecks, audit: AuditTrail = NO_AUDIT) -> AdminAccess:
+def admin_access(
+    settings: Settings, users: UserDirectory, logins: LoginChecks, audit: AuditTrail = NO_AUDIT, before: AdminAccess | None = None
+) -> AdminAccess:
     """Return who may use the admin server. Without users and tokens, every process of this machine may.
 
     With users or tokens, write a token for commands on this machine into a file that only the user of this process can read. ``logins``
-    also checks the passwords of AMQP clients, so guesses at one port count at the other. Raises OSError.
+    also checks the passwords and tokens of AMQP clients, so guesses at one port count at the other. The token of ``before`` stays.
+    Raises OSError.
     """
     admin, broker = settings.admin, settings.broker
     path = Path(settings.embedded.data_dir) / OWNER_TOKEN_FILE
-    restricted = admin.restricted or broker.has_users
+    restricted = admin.restricted or broker.has_logins
     hosts = (admin.host, socket.gethostname(), *admin.hosts)
     if not restricted:
         path.unlink(missing_ok=True)
         return AdminAccess(hosts=hosts, audit=audit, public_metrics=admin.public_metrics)
-    tokens = {"owner": (_write_owner_token(path), AdminRole.MANAGE)}
+    kept = None if before is None else before.tokens.get("owner")
+    tokens = {"owner": kept or (_write_owner_token(path), AdminRole.MANAGE)}
     for setting, role in (("view_token", AdminRole.VIEW), ("edit_token", AdminRole.EDIT), ("token", AdminRole.MANAGE)):
         if (token := getattr(admin, setting)) is not None:
             tokens[f"admin.{setting}"] = token.get_secret_value(), role
     return AdminAccess(
-        restricted=True, tokens=tokens, role_of=partial(_role, admin, users.roles), check=_password_check(users, logins), hosts=hosts,
-        audit=audit, public_metrics=admin.public_metrics,
+        restricted=True, tokens=tokens, role_of=partial(_role, admin, users.roles), check=_password_check(users, logins),
+        identify=logins.identify if broker.oidc.enabled else None, knows=users.knows if admin.tls.only_known_users else lambda _: True,
+        password_of=users.password_of, hosts=hosts, audit=audit, public_metrics=admin.public_metrics,
     )  # fmt: skip
 
 
-def _role(admin: Admin, roles: UserRoles, user: str) -> AdminRole | None:
-    """Return the highest role of a user, by the roles that the user has now."""
-    held = {ANY_ROLE, *roles.of(user)}
+def _role(admin: Admin, roles: UserRoles, user: str, of_token: frozenset[str]) -> AdminRole | None:
+    """Return the highest role of a user, by the roles that the user has now and those of the user's token."""
+    held = {ANY_ROLE, *roles.of(user), *of_token}
     return max((role for role in AdminRole if not held.isdisjoint(getattr(admin, role.word))), default=None)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from bascule.broker.administration import dead_letter
 from bascule.broker.branches import listed
@@ -15,7 +14,10 @@ from bascule.broker.order import FRONT, place_of
 from bascule.core.errors import Unavailable
 from bascule.server.actions import act, queue_named
 from bascule.server.admin_access import Principal
+from bascule.server.in_turns import in_turns
+from bascule.server.looks import LOOKS
 from bascule.server.status import (
+    BrokerRole,
     BrokerStatus,
     ConnectionStatus,
     QueueDetail,
@@ -32,25 +34,10 @@ from bascule.server.status import (
 if TYPE_CHECKING:
     from bascule.server.node import Node
 
-T = TypeVar("T")
-S = TypeVar("S")
-
-#: Queues, consumers or branches that one turn of the event loop describes. That takes about 2 ms.
-ENTRIES_PER_TURN: Final = 500
 #: Connections that one turn of the event loop describes; each may have thousands of links.
 CONNECTIONS_PER_TURN: Final = 5
 #: Dead letters that one turn of the event loop describes; their bodies are read.
 MESSAGES_PER_TURN: Final = 50
-
-
-async def in_turns(describe: Callable[[T], S], entries: Iterable[T], per_turn: int = ENTRIES_PER_TURN) -> list[S]:
-    """Describe the current entries over as many turns of the event loop as needed."""
-    remaining = iter(list(entries))
-    described = [describe(entry) for entry in islice(remaining, per_turn)]
-    while piece := list(islice(remaining, per_turn)):
-        await asyncio.sleep(0)
-        described += map(describe, piece)
-    return described
 
 
 class Administrator:
@@ -63,6 +50,10 @@ class Administrator:
         """Return why the broker does not serve, "" if it serves."""
         node = self._node
         return "" if node.serving else node.trouble or "waiting"
+
+    def role(self) -> BrokerRole | None:
+        """Return the role of the broker; None if it is not ready."""
+        return self._node.role
 
     async def status(self) -> BrokerStatus:
         """Return the current status of the broker."""
@@ -97,6 +88,10 @@ class Administrator:
             described += [dead_letter(engine, message) for message in waiting]
             await asyncio.sleep(0)
         return described
+
+    async def look(self, name: str, parameters: Mapping[str, str]) -> object:
+        """Answer one of LOOKS. Raises BasculeError."""
+        return await LOOKS[name].answer(self._node, parameters)
 
     async def act(self, principal: Principal, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one of ACTIONS. Raises BasculeError."""

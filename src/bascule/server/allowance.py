@@ -39,6 +39,19 @@ class SendAllowance:
         self._tokens -= taken
         return taken
 
+    def change(self, per_s: int) -> None:
+        """Set another number of messages a second. Credit that producers hold stays."""
+        if per_s == self._per_s:
+            return
+        self._tokens = min(self._filled(), float(per_s)) if self._per_s else 0.0
+        self._at_s = self._clock()
+        self._per_s = per_s
+        self._slice = max(1, math.ceil(per_s * SLICE_S))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._wait()
+
     def put_back(self, unused: int) -> None:
         """Return credit that a producer has not used."""
         if self._per_s:
@@ -64,14 +77,14 @@ class SendAllowance:
 
     def _wait(self) -> None:
         if self._timer is None:
-            missing = 1.0 - self._filled()
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, missing / self._per_s), self._serve)
+            missing_s = (1.0 - self._filled()) / self._per_s if self._per_s else 0.0
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, missing_s), self._serve)
 
     def _serve(self) -> None:
         self._timer, self._serving = None, True
         try:
             for _ in range(min(len(self._waiting), GRANTS_PER_TURN)):
-                if self._filled() < 1.0:
+                if self._per_s and self._filled() < 1.0:
                     break
                 self._waiting.pop(next(iter(self._waiting)))()
         finally:

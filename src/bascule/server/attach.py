@@ -21,7 +21,8 @@ from bascule.jms.sections import message_annotation
 from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.server.connection_reset import attached_late, reset_connection
 from bascule.server.coordinator import CoordinatorLink, in_first_transaction
-from bascule.server.links import PRODUCER_CREDIT, AuditedConsumerLink, BrowserLink, ConsumerLink, ProducerLink, no_local_of, selector_of
+from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, ProducerLink, no_local_of, selector_of
+from bascule.server.traced_links import consumer_link, producer_link
 
 if TYPE_CHECKING:
     from bascule.server.client import Client
@@ -117,7 +118,7 @@ def _attach_producer(client: Client, link: ReceiverLink) -> None:
         _answer(link, target=dataclasses.replace(target, address=address), max_message_size=limit)
     else:
         if target.address is None:
-            link.context = ProducerLink(client, link, None, None)
+            link.context = producer_link(client, link, None, None)
         else:
             place = place_of(target.address, target.capabilities)
             link.context = _producer(client, link, place.address, routing_at(client, place))
@@ -133,7 +134,7 @@ def _producer(client: Client, link: ReceiverLink, address: str, routing: Routing
     else:
         client.authorize_sending(address, routing)
         engine.attach_producer(address, routing, client.user)
-    return ProducerLink(client, link, address, routing)
+    return producer_link(client, link, address, routing)
 
 
 def _temporary(client: Client, link: Link, capabilities: tuple[str, ...]) -> tuple[str, Routing]:
@@ -206,7 +207,7 @@ def _consume(
 ) -> None:
     """Attach a consumer. A queue that is made for its consumers is deleted with the last of them, or if this consumer is refused."""
     engine = client.engine
-    consumer = (AuditedConsumerLink if client.audit.messages else ConsumerLink)(
+    consumer = consumer_link(
         client, link, settled=link.remote.snd_settle_mode == SenderSettleMode.SETTLED,
         keeps_credit=in_first_transaction(client, link.session),
     )  # fmt: skip

@@ -31,6 +31,8 @@ WAITING_LINES_MAX: Final = 10_000
 RETRIED_LINES: Final = 100
 #: Only the user of the broker reads and writes the file.
 FILE_MODE: Final = 0o600
+#: The value of audit.on_failure that refuses what cannot be audited.
+REFUSE: Final = "refuse"
 
 
 class AuditUnavailable(Unavailable):
@@ -153,10 +155,11 @@ class AuditTrail:
     """The audit of one broker. ``messages``: each message that a client sends or gets is an event."""
 
     def __init__(self, makers: Sequence[Callable[[Done], Sink]] = (), *, messages: bool = False, required: bool = False) -> None:
-        """If ``required``, ``blocked`` says why nothing may happen that has to be audited."""
+        """Begin with places for lines. If ``required``, ``blocked`` says why nothing may happen that has to be audited."""
         self.messages = messages
-        self._required = required
+        self.required = required
         self._outputs = [_Output(make) for make in makers]
+        self._file: _Output | None = None  # one of them
 
     @property
     def enabled(self) -> bool:
@@ -166,7 +169,7 @@ class AuditTrail:
     @property
     def blocked(self) -> str:
         """Return why operations that have to be audited are refused; "" if they are not."""
-        if self._required and any(output.failing for output in self._outputs):
+        if self.required and any(output.failing for output in self._outputs):
             return "the audit cannot be written, and audit.on_failure is 'refuse'"
         return ""
 
@@ -194,6 +197,14 @@ class AuditTrail:
         for output in self._outputs:
             output.poll()
 
+    def write_to(self, file: Path | None) -> None:
+        """Write the lines to another file, or to none; lines that wait for the file before are lost if it cannot be written."""
+        before, self._file = self._file, None if file is None else _Output(partial(FileSink, file))
+        others = [output for output in self._outputs if output is not before]
+        self._outputs = others if self._file is None else [self._file, *others]
+        if before is not None:
+            before.close()
+
     def close(self) -> None:
         """Finish. May wait for Kafka."""
         for output in self._outputs:
@@ -206,15 +217,18 @@ NO_AUDIT: Final = AuditTrail()
 
 def audit_of(settings: AuditSettings, kafka: Mapping[str, Any]) -> AuditTrail:
     """Return the audit that the settings describe. Raises InvalidInput if the file cannot be written."""
-    makers: list[Callable[[Done], Sink]] = []
+    check_audit_file(settings)
+    topic = settings.topic
+    makers = [] if topic is None else [lambda done: LineTopic(kafka, topic, WAITING_LINES_MAX, done)]
+    trail = AuditTrail(makers, messages=settings.messages, required=settings.on_failure == REFUSE)
+    trail.write_to(settings.file)
+    return trail
+
+
+def check_audit_file(settings: AuditSettings) -> None:
+    """Check that the file can be written. Raises InvalidInput."""
     if settings.file is not None:
-        path = settings.file
         try:
-            _opened(str(path)).close()
+            _opened(str(settings.file)).close()
         except OSError as error:
-            raise InvalidInput(f"audit.file {str(path)!r} cannot be written: {error.strerror}") from None
-        makers.append(lambda done: FileSink(path, done))
-    if settings.topic is not None:
-        topic = settings.topic
-        makers.append(lambda done: LineTopic(kafka, topic, WAITING_LINES_MAX, done))
-    return AuditTrail(makers, messages=settings.messages, required=settings.on_failure == "refuse")
+            raise InvalidInput(f"audit.file {str(settings.file)!r} cannot be written: {error.strerror}") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bascule.amqp.errors import CONNECTION_FORCED, DETACH_FORCED, UNAUTHORIZED_ACCESS, AmqpError
 from bascule.amqp.link import Link
+from bascule.amqp.sasl import SaslServer
 from bascule.amqp.session import Session
 from bascule.broker.containment import ErrorKind
 from bascule.broker.errors import QueueFull, ResourceLimit, UnknownTransaction
@@ -27,10 +29,11 @@ from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorize
 from bascule.server.allowance import UNLIMITED_SENDING
 from bascule.server.attach import detached
 from bascule.server.coordinator import CoordinatorLink
-from bascule.server.dispositions import Dispositions
 from bascule.server.interruptions import ConnectionHistory
 from bascule.server.links import WRITE_BUFFER_BYTES, BrowserLink, ConsumerLink, ProducerLink
+from bascule.server.traced_links import dispositions_of
 from bascule.server.usage import Holdings, UserUsage
+from bascule.server.user_ids import UserIdRule
 
 if TYPE_CHECKING:
     from bascule.broker.engine import Engine
@@ -112,14 +115,17 @@ class Client:
         self._server = server
         self._permissions = server.permissions
         self.audit = server.audit
+        self.tracing = server.tracing
         self._wire = wire
         self.engine: Engine = server.engine
         self.touch = wire.touch
         self.user = ""
         self.mechanism = ""  # SASL mechanism of the login
+        self.user_ids: UserIdRule | None = None  # for the messages of the client
+        self.login_until_s = math.inf  # end of the login, in seconds since 1970
         self.container = ""
         self.opened_s = 0.0  # by the monotonic clock
-        self.message_bytes_max = 0  # by the limit of the user; 0: no limit
+        self._usage: UserUsage | None = None  # of the client's user, once the connection is open
         self.sending = UNLIMITED_SENDING
         self.history: ConnectionHistory | None = None  # of a client that may have reconnected
         self.reset: ConnectionReset | None = None
@@ -135,10 +141,23 @@ class Client:
         self.temporary: dict[Link, str] = {}  # temporary destinations, by the link that keeps them
         self.unsubscribing: dict[Link, BrokerQueue] = {}
         self.transactions: Holdings[bytes, LocalTransaction] = Holdings()
-        self.dispositions = Dispositions(self)
+        self.dispositions = dispositions_of(self)
         self.management_request: Request | None = None  # the request that is being planned
         self._gone = False  # the client gets no more messages
         self._waking = self._wake_again = False  # all links, in slices
+
+    def logged_in(self, sasl: SaslServer) -> None:
+        """Note who the client is. A token gives roles, and has an end."""
+        self.user, self.mechanism = sasl.user or "", sasl.mechanism
+        self.user_ids = UserIdRule.of(self._server.validated_user, self.login)
+        if sasl.identity is not None:
+            self._permissions = self._permissions.with_roles(sasl.identity.roles)
+            self.login_until_s = sasl.identity.until_s
+
+    @property
+    def login_left_s(self) -> float:
+        """Return the seconds until the end of the client's token; infinite without a token, and once the connection has ended."""
+        return math.inf if self.ended else self.login_until_s - time.time()
 
     def opened(self, properties: Mapping[Any, Any] | None, usage: UserUsage) -> None:
         """Note that the client has opened its connection, with the properties of its open frame.
@@ -146,7 +165,7 @@ class Client:
         Sessions, links and transactions of the client count towards ``usage``.
         """
         self.sessions.tally, self.links.tally, self.transactions.tally = usage.sessions, usage.links, usage.transactions
-        self.message_bytes_max, self.sending = usage.message_bytes_max, usage.sending
+        self._usage, self.sending = usage, usage.sending
         self.engine = self._server.engine
         self.opened_s = time.monotonic()
         self.history = self._server.interruptions.opened(self.container, properties)
@@ -180,7 +199,7 @@ class Client:
     @property
     def max_message_bytes(self) -> int:
         """Return the size in bytes of the largest message that the client may send."""
-        of_user, of_broker = self.message_bytes_max, self._server.max_message_bytes
+        of_user, of_broker = 0 if self._usage is None else self._usage.message_bytes_max, self._server.max_message_bytes
         return min(of_user, of_broker) if of_user else of_broker
 
     def authorize(self, permission: Permission, address: str) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import bascule
 from bascule.amqp import events
 from bascule.amqp.connection import Connection
-from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, AmqpError
+from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, AmqpError, amqp_error
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import SaslServer
 from bascule.amqp.states import ConnectionState
@@ -25,9 +24,11 @@ from bascule.server.client import Client
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.handshakes import Handshake
 from bascule.server.links import WRITE_BUFFER_BYTES, ConsumerLink
+from bascule.server.listener_tls import tls_peer
+from bascule.server.open_properties import open_properties
 from bascule.server.pieces import OPENING_PIECE_BYTES
-from bascule.server.tls import certified_name
-from bascule.server.transfers import AuditedTransfers, Transfers
+from bascule.server.tokens import TOKEN_EXPIRED
+from bascule.server.traced_transfers import transfers_of
 from bascule.server.usage import UserUsage
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ClientConnection(asyncio.Protocol):
         self.amqp: Connection  # set once there is a transport, which may authenticate the client
         self.peer = handshake.peer
         self.client = Client(server, self)
-        self._transfers = (AuditedTransfers if server.audit.messages else Transfers)(self.client, server.errors)
+        self._transfers = transfers_of(self.client, server.errors)
         self._unread_answers_bytes = 0  # bytes written while the client does not read
         self._unhandled = b""  # input that waits for another turn, or for the outcome of the login
         #: Retries a message for which a queue makes room, or a planned commit; does nothing if only the turn's time was used up.
@@ -80,7 +81,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport = self._handshake.transport = cast(asyncio.Transport, transport)  # asyncio declares a BaseTransport
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         server = self.server
-        self.sasl = server.sasl(certified_name(transport), self.peer)
+        self.sasl = server.sasl(tls_peer(transport), self.peer)
         self.amqp = Connection(
             Role.SERVER, container_id=server.container_id, sasl=self.sasl,
             idle_timeout_s=server.idle_timeout_s, require_sasl=True, started_s=self._handshake.begun_s, limits=server.amqp_limits,
@@ -251,8 +252,7 @@ class ClientConnection(asyncio.Protocol):
             unheard = self._handling or (self._waiting is not None and not client.ended)
             if amqp.state is _ENDED and not unheard and not transport.is_closing():
                 transport.close()
-                # A client that does not read would keep the socket and the unwritten output for ever.
-                self._later(amqp.limits.close_timeout_s, transport.abort)
+                self._later(amqp.limits.close_timeout_s, transport.abort)  # of a client that does not read, which would keep it for ever
         except Exception as error:
             self._broken(error)
 
@@ -292,13 +292,17 @@ class ClientConnection(asyncio.Protocol):
         if not self._stuck and not self.client.lost and self.amqp.outgoing.kept_bytes <= WRITE_BUFFER_BYTES:
             self.client.wake_all()
 
+    def eof_received(self) -> None:
+        """Abort the connection after a time: a client that sends nothing more, and does not read, would keep it for ever."""
+        self._later(self.amqp.limits.close_timeout_s, self._handshake.abort)
+
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Release everything after the connection has ended."""
         self.client.lost = True
         self._handshake.end()
         if self._usage is not None:
             self._usage = None
-            self.server.usage.disconnect(self.client.user, self._handshake.address)
+            self.server.usage.disconnect(self.client.user, self._handshake.address, self.sasl.token_roles)
         if self._login is not None:
             self._login.cancel()
         if self._tick is not None:
@@ -370,8 +374,10 @@ class ClientConnection(asyncio.Protocol):
     def _look_at_time(self) -> None:
         now_s = time.monotonic()
         unread = self in self.server.held_back or self._has_more or self._login is not None
+        if (left_s := self.client.login_left_s) <= 0:
+            self.end(TOKEN_EXPIRED)
         deadline_s = self.amqp.tick(now_s, unread=unread)
-        self._later(min(TICK_S, max(deadline_s - now_s, 0.05)), partial(self.server.client_turns.soon, self._ticking))
+        self._later(min(TICK_S, max(deadline_s - now_s, 0.05), max(left_s, 0.05)), partial(self.server.client_turns.soon, self._ticking))
         if self.amqp.closed:
             # The socket may take long to end: other clients get the messages of this client at once.
             log.info("connection closed", peer=self.peer, container=self.client.container, error=self.amqp.error)
@@ -391,14 +397,9 @@ class ClientConnection(asyncio.Protocol):
         client = self.client
         if self.server.container_ids.is_leaving(event.open.container_id):  # this client comes back: it finds its subscriptions free
             return partial(self._opened, event)
-        client.container, client.user, client.mechanism = event.open.container_id, self.amqp.user or "", self.sasl.mechanism
-        properties: dict[Any, Any] = {
-            Symbol("product"): "Bascule", Symbol("version"): bascule.__version__, Symbol("platform"): "Python",
-        }  # fmt: skip
-        if self.server.failover:
-            # The keys must be symbols: the Java client does not find string keys.
-            offered = [{Symbol(field): value for field, value in other.items()} for other in self.server.failover]
-            properties[Symbol("failover-server-list")] = offered
+        client.container = event.open.container_id
+        client.logged_in(self.sasl)
+        properties = open_properties(self.server.failover)
         taken = self.server.container_ids.opened(self, client.container)
         if taken and "sole-connection-for-container" in event.open.desired_capabilities:
             info = {Symbol("invalid-field"): Symbol("container-id")}
@@ -407,7 +408,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(properties, AmqpError(CONNECTION_FORCED, self.server.reason))
         else:
             try:
-                usage = self._usage = self.server.usage.connect(client.user, self._handshake.address)
+                usage = self._usage = self.server.usage.connect(client.user, self._handshake.address, self.sasl.token_roles)
             except ResourceLimit as error:
                 log.debug("connection refused", peer=self.peer, container=client.container, reason=error)
                 self._refuse(properties, AmqpError(error.condition, str(error)))
@@ -441,7 +442,7 @@ class ClientConnection(asyncio.Protocol):
             check_answerable(error)
             self.client.links.pop(link, None)
             detached(self.client, link, closed=False)  # deletes what was created for it, for example a temporary queue
-            link.refuse(error if isinstance(error, AmqpError) else AmqpError(error.condition, str(error)))
+            link.refuse(amqp_error(error))
 
     def _detached(self, event: events.Detached) -> None:
         self.client.links.pop(event.link, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from bascule.amqp.errors import AmqpError
+from bascule.amqp.errors import AmqpError, amqp_error
 from bascule.amqp.link import ReceiverLink
 from bascule.amqp.performatives import ACCEPTED, Declared, Error, Rejected
 from bascule.amqp.session import Session
@@ -140,7 +140,8 @@ class CoordinatorLink:
             self.client.first_transactions -= 1
 
     def _answer(self, delivery_id: int, error: BasculeError | None) -> None:
-        self.link.settle(delivery_id, ACCEPTED if error is None else Rejected(Error(error.condition, str(error))))
+        told = None if error is None else amqp_error(error)
+        self.link.settle(delivery_id, ACCEPTED if told is None else Rejected(Error(told.condition, told.description)))
         self.client.touch()
 
 

@@ -26,6 +26,13 @@ GRACE_S: Final = 1.0
 #: How long a TLS client that does not answer the end of its connection keeps its socket.
 TLS_SHUTDOWN_S: Final = 1.0
 
+#: Returns the TLS context for a new connection; None without TLS.
+TlsContext = Callable[[], ssl.SSLContext | None]
+
+
+def no_tls() -> None:
+    """Return the TLS context of a listener without TLS."""
+
 
 @dataclass(frozen=True, slots=True)
 class HandshakeLimits:
@@ -68,14 +75,21 @@ class Handshake:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
+#: Makes the protocol of a connection.
+Serve = Callable[[Handshake], asyncio.Protocol]
+
+
 class Handshakes:
     """All connections of one listener before their login."""
 
-    def __init__(self, limits: HandshakeLimits, tls: ssl.SSLContext | None, serve: Callable[[Handshake], asyncio.Protocol]) -> None:
-        """Begin without connections. ``serve`` makes the protocol of a connection; the protocol ends the handshake."""
+    def __init__(self, limits: HandshakeLimits, tls: TlsContext, serve: Serve) -> None:
+        """Begin without connections.
+
+        ``tls`` returns the context for a new connection. ``serve`` makes the protocol of a connection; the protocol ends the handshake.
+        """
         self.aborted = 0  # because no place was free
         self.on_room: Callable[[], None] = lambda: None  # called when a place is free again
-        self._limits = limits
+        self.limits = limits
         self._tls = tls
         self._serve = serve
         self._all: dict[Handshake, None] = {}  # oldest first
@@ -85,16 +99,19 @@ class Handshakes:
     def __len__(self) -> int:
         return len(self._all)
 
-    def take(self, sock: socket.socket, peer: tuple[Any, ...]) -> bool:
-        """Begin the handshake of an accepted connection. Return False if no place is free."""
-        limits, of_address = self._limits, self._by_address.get(str(peer[0]), {})
+    def take(self, sock: socket.socket, peer: tuple[Any, ...], serve: Serve | None = None) -> bool:
+        """Begin the handshake of an accepted connection. Return False if no place is free.
+
+        ``serve`` makes its protocol, if not the usual one.
+        """
+        limits, of_address = self.limits, self._by_address.get(str(peer[0]), {})
         if not _room(of_address, limits.per_address_max) and not self._make_room(of_address):
             return False
         if not _room(self._all, limits.connections_max) and not self._make_room(self._all):
             return False
         handshake = Handshake(self, sock, peer)
         self.begun(handshake)
-        task = asyncio.get_running_loop().create_task(self._connect(handshake, sock), name="handshake")
+        task = asyncio.get_running_loop().create_task(self._connect(handshake, sock, serve or self._serve), name="handshake")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
@@ -122,15 +139,16 @@ class Handshakes:
         for task in self._tasks:
             task.cancel()
 
-    async def _connect(self, handshake: Handshake, sock: socket.socket) -> None:
+    async def _connect(self, handshake: Handshake, sock: socket.socket, serve: Serve) -> None:
         loop = asyncio.get_running_loop()
         tls: dict[str, Any] = {}
-        if self._tls is not None:
-            timeout_s = self._limits.timeout_s
-            tls = {"ssl": self._tls, "ssl_handshake_timeout": timeout_s, "ssl_shutdown_timeout": TLS_SHUTDOWN_S}
+        context = self._tls()
+        if context is not None:
+            timeout_s = self.limits.timeout_s
+            tls = {"ssl": context, "ssl_handshake_timeout": timeout_s, "ssl_shutdown_timeout": TLS_SHUTDOWN_S}
         try:
             sock.setblocking(False)
-            await loop.connect_accepted_socket(lambda: self._serve(handshake), sock, **tls)
+            await loop.connect_accepted_socket(lambda: serve(handshake), sock, **tls)
         except OSError as error:  # also TLS errors
             log.debug("connection lost during handshake", peer=handshake.peer, reason=error)
         finally:

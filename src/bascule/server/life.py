@@ -16,6 +16,7 @@ from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
 from bascule.embedded.process import PortInUse
+from bascule.kafka.control import ControlTopics
 from bascule.kafka.election import Election
 from bascule.server import topics
 from bascule.server.admin import AdminServer
@@ -24,18 +25,24 @@ from bascule.server.administrator import Administrator
 from bascule.server.descriptors import RESERVED, RESERVED_FOR_ADMIN
 from bascule.server.effects import LoopEffects
 from bascule.server.epoch import Epoch, JournalPlace
-from bascule.server.listener import Listener, bind
+from bascule.server.listener import Listener, Take, bind
+from bascule.server.pipelines import PipelinePages, wall_ms
+from bascule.server.reload_pages import ReloadPages
 from bascule.server.stalls import StallWatch
 from bascule.server.takeover import Takeover
-from bascule.server.tls import server_context
+from bascule.server.websocket import websocket_server
 
 if TYPE_CHECKING:
+    from bascule.config import Settings
     from bascule.server.node import Node
+from bascule.server.pipeline_offsets import OffsetPlanning
 
 log = get_log(__name__)
 
 #: How often lines of the audit that could not be written are tried again.
 AUDIT_POLL_S: Final = 0.5
+#: What a listener is for, by its name.
+_LISTENS_FOR: Final = {"amqp": "AMQP", "websocket": "AMQP over WebSocket"}
 
 
 class BrokerLife(LoopEffects):
@@ -45,21 +52,27 @@ class BrokerLife(LoopEffects):
         super().__init__("broker-life")
         self.protocol = NodeProtocol(self)
         self._node = node
-        self._settings = node.settings
         self._on_ready = on_ready
         self._on_standby = on_standby
         self._stopping: asyncio.Future[BasculeError | None] = self._loop.create_future()
         self._elected = asyncio.Event()
         self._watch: topics.TopicWatch | None = None
         self._admin_port = 0
-        self._port = self._settings.broker.port
+        self._port = node.settings.broker.port
+        self._websocket_port = node.settings.broker.websocket.port
         self._election: Election | None = None
         self._takeover: Takeover | None = None
         # of the current epoch:
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
         self._epoch: Epoch | None = None
         self._ended: asyncio.Future[BasculeError] = self._loop.create_future()
         self._room: topics.JournalCapacity | None = None
+        self._pipelines = ControlTopics(node.kafka, node.settings.journal_topics)
+
+    @property
+    def _settings(self) -> Settings:
+        """Return the settings of this moment; those that the life of the process depends on stay until a restart."""
+        return self._node.settings
 
     @property
     def topic_trouble(self) -> str:
@@ -74,17 +87,18 @@ class BrokerLife(LoopEffects):
     @property
     def refused_connections(self) -> int:
         """Return the number of connections that were refused because file descriptors were short."""
-        return self._listener.refused if self._listener is not None else 0
+        return sum(listener.refused for listener in self._listeners)
 
     async def run(self) -> None:
         """Run until told to stop. Raises BasculeError."""
         self._node.uncaught.install(self._loop)
+        reports = self._loop.create_task(self._report(), name="service-manager")
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, None)
         await self._loop.run_in_executor(None, self._ensure_topics)
         watch = self._watch = topics.TopicWatch(self._node.kafka, self._settings)
         polls = self._loop.create_task(self._poll_audit(), name="audit")
-        admin = self._admin_server()
+        admin = self._node.admin = self._admin_server()
         admin.start()
         self._admin_port = admin.port
         takeover = self._takeover = self._watch_elected()
@@ -97,19 +111,29 @@ class BrokerLife(LoopEffects):
             if takeover is not None:
                 await takeover.close()
             await admin.stop()
+            await self._loop.run_in_executor(None, self._pipelines.close)
             watch.close()
             self._node.close_spill()
             polls.cancel()
+            reports.cancel()
             await self._loop.run_in_executor(None, self._node.audit.close)
 
     async def _poll_audit(self) -> None:
-        while self._node.audit.enabled:
+        while True:
             self._node.audit.poll()
             await asyncio.sleep(AUDIT_POLL_S)
+
+    async def _report(self) -> None:
+        """Report to the service manager, as long as the loop makes progress."""
+        manager = self._node.service_manager
+        while manager.present:
+            manager.alive(self._node.condition)
+            await asyncio.sleep(manager.interval_s)
 
     def _stop(self, error: BasculeError | None) -> None:
         """Stop the process; only the first reason counts."""
         if not self._stopping.done():
+            self._node.service_manager.stopping()
             self._stopping.set_result(error)
 
     def _ensure_topics(self) -> None:
@@ -122,10 +146,26 @@ class BrokerLife(LoopEffects):
         access = admin_access(self._settings, self._node.users, self._node.logins, self._node.audit)
         if not access.restricted:
             log.info("every process of this machine may use the admin server, because neither users nor admin.token are configured")
-        tls = server_context(admin.tls, "admin.tls")
         stalls = StallWatch(loading=lambda: self._node.loaded_engine is None)
         stalls.start()
-        return AdminServer(Administrator(self._node), host=admin.host, port=admin.port, access=access, tls=tls, collectors=(stalls,))
+        pipelines = PipelinePages(self._pipelines, self._settings, self._node.audit, wall_ms, self._planning)
+        tls = self._node.tls
+        return AdminServer(
+            Administrator(self._node),
+            host=admin.host,
+            port=admin.port,
+            access=access,
+            tls=tls.admin.context,
+            collectors=(stalls, tls),
+            pipelines=pipelines,
+            reload=None if self._node.reload is None else ReloadPages(self._node.reload, self._node.audit),
+        )
+
+    def _planning(self) -> OffsetPlanning:
+        # The pipelines are an extra of the package that a broker needs for nothing else.
+        from bascule.pipelines.offset_plans import OffsetPlans
+
+        return OffsetPlans(self._node.kafka, self._settings.journal_topics)
 
     # -- election ----------------------------------------------------------------------------------------------------
 
@@ -176,21 +216,43 @@ class BrokerLife(LoopEffects):
         return True
 
     async def listen(self) -> None:
-        """Listen on the AMQP port. Raises PortInUse."""
+        """Listen on the ports for clients. Raises PortInUse."""
+        handshakes = self._node.handshakes
+        amqp = await self._listen(self._port, handshakes.take, "amqp", "choose another with --amqp-port")
+        self._port = amqp.port
+        self._listeners = [amqp]
+        if self._websocket_port is not None:
+            take = partial(handshakes.take, serve=websocket_server(self._node))
+            try:
+                listener = await self._listen(self._websocket_port, take, "websocket", "choose another as broker.websocket.port")
+            except PortInUse:
+                amqp.close()
+                raise
+            self._listeners.append(listener)
+            self._websocket_port = listener.port
+            broker = self._settings.broker
+            log.info(
+                "listening for AMQP over WebSocket", url=f"{broker.url_scheme.replace('amqp', 'amqpws')}://{broker.host}:{listener.port}"
+            )
+        handshakes.on_room = self._room_for_another
+
+    async def _listen(self, port: int, take: Take, name: str, otherwise: str) -> Listener:
         host = self._settings.broker.host
         try:
-            sockets = await self._loop.run_in_executor(None, bind, host, self._port)
+            sockets = await self._loop.run_in_executor(None, bind, host, port)
         except OSError as error:
-            port, why = self._port, error.strerror
-            raise PortInUse(f"port {port} for AMQP on {host} cannot be used ({why}); choose another with --amqp-port") from error
-        self._listener = Listener(sockets, self._node.handshakes.take, name="amqp", reserved=RESERVED + RESERVED_FOR_ADMIN)
-        self._node.handshakes.on_room = self._listener.room
-        self._port = self._listener.port
+            why = error.strerror
+            raise PortInUse(f"port {port} for {_LISTENS_FOR[name]} on {host} cannot be used ({why}); {otherwise}") from error
+        return Listener(sockets, take, name=name, reserved=RESERVED + RESERVED_FOR_ADMIN)
+
+    def _room_for_another(self) -> None:
+        for listener in self._listeners:
+            listener.room()
 
     def stop_listening(self) -> None:
         """Accept no more clients."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self._node.handshakes.abort_all()
 
     def begin_epoch(self) -> None:
@@ -262,8 +324,8 @@ class BrokerLife(LoopEffects):
     async def serve(self) -> None:
         """Accept clients."""
         self._node.interruptions.serving()
-        if self._listener is not None:
-            self._listener.start()
+        for listener in self._listeners:
+            listener.start()
 
     async def epoch_end(self) -> BasculeError | None:
         """Return why the epoch has ended, or None when told to stop."""
@@ -306,8 +368,10 @@ class BrokerLife(LoopEffects):
 
     def standing_by(self) -> None:
         """Report that the broker is a standby."""
+        self._node.service_manager.ready(self._node.condition)
         self._on_standby(self._port, self._admin_port)
 
     def ready(self) -> None:
         """Report that the broker is ready."""
+        self._node.service_manager.ready(self._node.condition)
         self._on_ready(self._port, self._admin_port)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from bascule.amqp.composite import Composite
-from bascule.amqp.errors import INVALID_FIELD, AmqpError
+from bascule.amqp.errors import INVALID_FIELD, AmqpError, amqp_error
 from bascule.amqp.events import Transferred
 from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import ACCEPTED, Error, Rejected, TransactionalState
@@ -26,7 +26,7 @@ from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.jms.errors import MalformedMessage
-from bascule.jms.sections import head_of, header_bytes
+from bascule.jms.sections import head_of, header_bytes, message_id_of
 from bascule.jms.selector import Selector
 
 if TYPE_CHECKING:
@@ -82,10 +82,11 @@ class ProducerLink:
 
     def refused(self, token: Transferred, error: BasculeError) -> None:
         """Tell the client why the message is refused. If the client would not see the refusal, close the link."""
+        told = amqp_error(error)
         if token.settled:
-            self.link.detach(AmqpError(error.condition, str(error)))
+            self.link.detach(told)
         else:
-            outcome = Rejected(Error(error.condition, str(error)))
+            outcome = Rejected(Error(told.condition, told.description))
             self.link.settle(token.delivery_id, outcome if token.txn_id is None else TransactionalState(token.txn_id, outcome))
         self.client.touch()
 
@@ -274,7 +275,10 @@ class AuditedConsumerLink(ConsumerLink):
         """Record a message, and send it."""
         client, consumer = self.client, self.consumer
         on = consumer.queue.name if consumer is not None else ""
-        client.audit.record("receive", on, who=client.user, peer=client.peer, bytes=message.size_bytes, redelivered=delivery_count > 0)
+        client.audit.record(
+            "receive", on, who=client.user, peer=client.peer, bytes=message.size_bytes, redelivered=delivery_count > 0,
+            message_id=message_id_of(client.engine.bodies.read(message)),
+        )  # fmt: skip
         return super().deliver(message, delivery_count)
 
 
@@ -284,12 +288,12 @@ class BrowserLink:
     A long search continues in the next turns of the event loop; see bascule.broker.turns.
     """
 
-    __slots__ = ("_ahead", "_end", "_place", "_pumping", "_queue", "_selector", "client", "link")
+    __slots__ = ("_ahead", "_end", "_place", "_pumping", "_selector", "client", "link", "queue")
 
     def __init__(self, client: Client, link: SenderLink, queue: BrokerQueue, selector: Selector | None = None) -> None:
         self.client = client
         self.link = link
-        self._queue = queue
+        self.queue = queue
         self._selector = selector
         look_steps = 1 if selector is None else EVALUATION_STEPS + selector.steps
         self._ahead = max(1, BROWSED_STEPS // (look_steps + DELIVERY_STEPS))
@@ -308,16 +312,16 @@ class BrowserLink:
         try:
             yield from self._pumped()
         except Exception as error:
-            self.client.engine.journaling.errors.contain(ErrorKind.LINK, error, queue=self._queue.name)
+            self.client.engine.journaling.errors.contain(ErrorKind.LINK, error, queue=self.queue.name)
             if self.link.context is self:
-                failed = RequestFailed(f"the broker failed to browse {self._queue.name!r}; see the broker's log")
+                failed = RequestFailed(f"the broker failed to browse {self.queue.name!r}; see the broker's log")
                 self.link.detach(AmqpError(failed.condition, str(failed)))
                 self.client.touch()
 
     def _pumped(self) -> Work:
         client, link = self.client, self.link
-        while link.context is self and link.credit > 0 and not client.full and not self._queue.deleted:
-            ahead = self._queue.after(self._place, self._ahead)
+        while link.context is self and link.credit > 0 and not client.full and not self.queue.deleted:
+            ahead = self.queue.after(self._place, self._ahead)
             if not ahead:
                 break
             yield sum(map(self._show, ahead))

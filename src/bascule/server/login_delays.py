@@ -1,14 +1,14 @@
-"""Delays of logins after wrong passwords, without a clock: the caller says what time it is.
+"""Delays of logins after failures, without a clock: the caller says what time it is.
 
-Passwords are counted for each pair of user and address, for each address, and for each user.
+A failure is a wrong password or token. Failures are counted for each pair of user and address, for each address, and for each user.
 
-- *A pair.* After ``FREE_FAILURES`` wrong passwords the logins of a pair happen one after the other, with growing pauses.
-- *An address.* After ``ADDRESS_FREE_FAILURES`` wrong passwords the logins from an address happen one after the other, with short pauses.
-- *A user.* After ``USER_FREE_FAILURES`` wrong passwords each login of the user waits for a short time, whatever others do: nobody can keep
-  the user out.
+- *A pair.* After ``FREE_FAILURES`` failures the logins of a pair happen one after the other, with growing pauses.
+- *An address.* After ``ADDRESS_FREE_FAILURES`` failures the logins from an address happen one after the other, with short pauses.
+- *A user.* After ``USER_FREE_FAILURES`` failures each login of the user waits for a short time, whatever others do: nobody can keep the
+  user out.
 
-A login that would have to wait for more than ``DELAY_S_MAX`` is refused, and its password is not checked. The counts of the address and of
-the user do not concern a pair that has logged in before, while its own passwords are right.
+A login that would have to wait for more than ``DELAY_S_MAX`` is refused, and its password or token is not checked. The counts of the
+address and of the user do not concern a pair that has logged in before, while its own logins succeed.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-#: Wrong passwords of a user from an address without a delay: people mistype, and an application may try a few times.
+#: Failures of a user from an address without a delay: people mistype, and an application may try a few times.
 FREE_FAILURES: Final = 5
-#: The first pause between two logins of a pair; each further wrong password doubles it, up to the longest delay.
+#: The first pause between two logins of a pair; each further failure doubles it, up to the longest delay.
 FIRST_DELAY_S: Final = 0.25
 #: Longest delay. A login must end within ``broker.handshake_timeout_s``, 10 s by default.
 DELAY_S_MAX: Final = 4.0
-#: Wrong passwords from an address without a delay: many machines may share an address.
+#: Failures from an address without a delay: many machines may share an address.
 ADDRESS_FREE_FAILURES: Final = 50
 #: Pause between two logins from an address that guesses: 10 passwords a second.
 ADDRESS_DELAY_S: Final = 0.1
-#: Wrong passwords of a user from all addresses without a delay.
+#: Failures of a user from all addresses without a delay.
 USER_FREE_FAILURES: Final = 50
 #: Delay of a login of a user whose password many addresses guess.
 USER_DELAY_S: Final = 1.0
-#: Time without a wrong password after which a count begins again.
+#: Time without a failure after which a count begins again.
 FORGET_S: Final = 300.0
-#: Pairs, addresses and users whose wrong passwords are counted, and pairs that have logged in, each. Beyond it the oldest are forgotten.
+#: Pairs, addresses and users whose failures are counted, and pairs that have logged in, each. Beyond it the oldest are forgotten.
 ENTRIES_MAX: Final = 10_000
 #: Longest name of a user that is kept as it is, in characters.
 USER_KEY_MAX: Final = 64
@@ -45,19 +45,19 @@ IPV6_PREFIX_BITS: Final = 64
 
 @dataclass(slots=True)
 class _Failures:
-    """The wrong passwords of one key."""
+    """The failures of one key."""
 
     count: int = 0
     last_s: float = 0.0
     next_s: float = 0.0  # when the next login may happen
 
     def slot(self, now_s: float, pause_s: float) -> float:
-        """Return when a login may happen, at least one pause after the last wrong password and after the login before."""
+        """Return when a login may happen, at least one pause after the last failure and after the login before."""
         return max(now_s, self.last_s + pause_s, self.next_s)
 
 
 class _Table(OrderedDict[str, _Failures]):
-    """Wrong passwords by key; the key that was used longest ago is first."""
+    """Failures by key; the key that was used longest ago is first."""
 
     def found(self, key: str, now_s: float) -> _Failures | None:
         failures = self.get(key)
@@ -67,7 +67,7 @@ class _Table(OrderedDict[str, _Failures]):
         return failures
 
     def failed(self, key: str, now_s: float) -> int:
-        """Count a wrong password, and return the number of wrong passwords."""
+        """Count a failure, and return the number of failures."""
         failures = self.found(key, now_s)
         if failures is None:
             failures = self[key] = _Failures()
@@ -80,7 +80,7 @@ class _Table(OrderedDict[str, _Failures]):
 
 
 class Failed(NamedTuple):
-    """The numbers of wrong passwords after another one, and whether a delay begins with it."""
+    """The numbers of failures after another one, and whether a delay begins with it."""
 
     of_pair: int
     of_address: int
@@ -89,7 +89,7 @@ class Failed(NamedTuple):
 
 
 class LoginDelays:
-    """The wrong passwords of one broker."""
+    """The failed logins of one broker."""
 
     def __init__(self) -> None:
         self._pairs = _Table()
@@ -124,7 +124,7 @@ class LoginDelays:
         return due_s - now_s
 
     def failed(self, user: str, address: str, now_s: float) -> Failed:
-        """Count a wrong password."""
+        """Count a failure."""
         network, user = network_of(address), _short(user)
         pair = f"{network} {user}"
         of_pair, of_address, of_user = (
@@ -136,7 +136,7 @@ class LoginDelays:
         return Failed(of_pair, of_address, of_user, begins)
 
     def succeeded(self, user: str, address: str) -> None:
-        """Note a right password. The wrong passwords of its pair are forgotten, those of the address and of the user are not."""
+        """Note a login that has succeeded. The failures of its pair are forgotten, those of the address and of the user are not."""
         pair = f"{network_of(address)} {_short(user)}"
         self._pairs.pop(pair, None)
         self._trusted[pair] = None

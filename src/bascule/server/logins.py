@@ -5,16 +5,35 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from bascule.amqp.sasl import AnonymousServer, PlainServer, QuickCheck, ServerMechanism
+from bascule.amqp.bearer import (
+    OAUTHBEARER,
+    XOAUTH2,
+    BearerServer,
+    PlainTokenServer,
+    TokenCheck,
+    read_oauthbearer,
+    read_xoauth2,
+)
+from bascule.amqp.sasl import (
+    AnonymousServer,
+    AuthenticationFailed,
+    ExternalServer,
+    PlainServer,
+    QuickCheck,
+    ServerMechanism,
+    TokenIdentity,
+)
 from bascule.amqp.scram import ScramServer
-from bascule.amqp.verifiers import Verifiers
+from bascule.amqp.verifiers import PLUS, Verifiers
 from bascule.config.settings import Broker
 from bascule.core.log import get_log
+from bascule.server.listener_tls import TlsPeer
 from bascule.server.login_delays import LoginDelays
+from bascule.server.tokens import TokenLogins
 from bascule.server.user_directory import UserDirectory
 from bascule.threads.background import in_background
 
@@ -29,15 +48,16 @@ log = get_log(__name__)
 
 
 class LoginChecks:
-    """Checks passwords: slow checks beside the event loop, one at a time, and each check after the delay that wrong passwords cause."""
+    """Checks passwords and tokens: slow checks beside the event loop, one at a time, and each after the delay that failures cause."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: TokenLogins | None = None) -> None:
         self.failed = self.delayed = self.refused = 0  # checks since the start
         self._turn = asyncio.Semaphore(CHECKS_AT_ONCE)
         self._delays = LoginDelays()
+        self.tokens = tokens
 
     async def check(self, check: Callable[[], bool], user: str, address: str) -> bool:
-        """Return the result of a check of a password of a user; False if the check fails with an error."""
+        """Return the result of a check of a password or token of a user; False if the check fails with an error."""
         delay_s = self._delays.delay_s(user, address, time.monotonic())
         if delay_s is None:
             self.refused += 1
@@ -48,14 +68,26 @@ class LoginChecks:
         proven = await self._result(check)
         if proven:
             self._delays.succeeded(user, address)
-        else:
+        elif not (isinstance(check, TokenCheck) and check.undecided):  # a provider that is away says nothing about the client
             self._count_failure(user, address)
         return proven
+
+    async def identify(self, token: str, address: str) -> TokenIdentity:
+        """Return who the holder of a token is. Raises AuthenticationFailed, and LoginUnavailable if the key of the token is unknown."""
+        if self.tokens is None:
+            raise AuthenticationFailed("the broker accepts no tokens; see broker.oidc")
+        check = TokenCheck(self.tokens.verifier, "", token)
+        await self.check(check, check.claimed_user, address)
+        if check.identity is None:
+            raise check.refusal or AuthenticationFailed("refused because of earlier failures; try again later")
+        return check.identity
 
     async def _result(self, check: Callable[[], bool]) -> bool:
         try:
             if isinstance(check, QuickCheck):
                 return check()
+            if self.tokens is not None and isinstance(check, TokenCheck):
+                return await self.tokens.check(check)
             async with self._turn:
                 return await asyncio.wrap_future(in_background(check, "login"))
         except Exception as error:
@@ -67,22 +99,45 @@ class LoginChecks:
         failed = self._delays.failed(user, address, time.monotonic())
         if failed.begins:
             log.warning(
-                "logins delayed after wrong passwords", user=user[:USER_SHOWN_MAX], address=address, of_pair=failed.of_pair,
+                "logins delayed after failures", user=user[:USER_SHOWN_MAX], address=address, of_pair=failed.of_pair,
                 of_address=failed.of_address, of_user=failed.of_user,
             )  # fmt: skip
 
 
-def sasl_mechanisms(broker: Broker, users: UserDirectory) -> dict[str, Callable[[], ServerMechanism]]:
-    """Return the mechanisms offered to clients. A client uses the first that it knows, or the one that it prefers."""
-    mechanisms: dict[str, Callable[[], ServerMechanism]] = {}
-    for mechanism, verifiers in users.verifiers.items():
-        mechanisms[mechanism] = partial(_scram, verifiers)
-    if users.verifiers and broker.plain_allowed:
-        mechanisms["PLAIN"] = lambda: PlainServer(users.check)
+#: SASL mechanisms by name, the safest first. A client uses the first that it knows, or the one that it prefers.
+Mechanisms = dict[str, Callable[[], ServerMechanism]]
+
+
+def sasl_mechanisms(broker: Broker, users: UserDirectory, tokens: TokenLogins | None = None) -> Callable[[TlsPeer], Mechanisms]:
+    """Return a function that returns the mechanisms offered to a client."""
+    others: Mechanisms = {}
+    if tokens is not None and broker.plain_allowed:
+        verifier, url = tokens.verifier, tokens.configuration_url
+        others[OAUTHBEARER] = lambda: BearerServer(verifier, url, read_oauthbearer)
+        others[XOAUTH2] = lambda: BearerServer(verifier, url, read_xoauth2)
+        others["PLAIN"] = lambda: PlainTokenServer(verifier, users.check)
+    elif users.verifiers and broker.plain_allowed:
+        others["PLAIN"] = lambda: PlainServer(users.check)
     if broker.anonymous_allowed:
-        mechanisms["ANONYMOUS"] = AnonymousServer
-    return mechanisms
+        others["ANONYMOUS"] = AnonymousServer
+    only_known = broker.tls.only_known_users
+    return lambda peer: {**_external(peer.user, users, only_known), **_scrams(users.verifiers, peer), **others}
 
 
-def _scram(verifiers: Verifiers) -> ServerMechanism:
-    return ScramServer(verifiers, secrets.token_urlsafe(NONCE_BYTES))
+def _external(user: str | None, users: UserDirectory, only_known: bool) -> Mechanisms:
+    """Return the login by certificate. It is not offered to an unknown user, who may have a password beside the certificate."""
+    if user is None or (only_known and not users.knows(user)):
+        return {}
+    return {"EXTERNAL": lambda: ExternalServer(user, lambda: not only_known or users.knows(user))}
+
+
+def _scrams(verifiers: Mapping[str, Verifiers], peer: TlsPeer) -> Mechanisms:
+    found: Mechanisms = {}
+    for plus in (True, False) if peer.bindings else (False,):
+        for mechanism, of_users in verifiers.items():
+            found[f"{mechanism}{PLUS}" if plus else mechanism] = partial(_scram, of_users, peer, plus)
+    return found
+
+
+def _scram(verifiers: Verifiers, peer: TlsPeer, plus: bool) -> ServerMechanism:
+    return ScramServer(verifiers, secrets.token_urlsafe(NONCE_BYTES), peer.bindings, plus=plus)

@@ -18,23 +18,27 @@ import uvloop
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.amqp.limits import ConnectionLimits
-from bascule.amqp.sasl import ExternalServer, SaslServer
+from bascule.amqp.sasl import SaslServer
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.counters import Counters
 from bascule.broker.destinations import CREATED
 from bascule.broker.engine import Engine
+from bascule.broker.node import STANDING_BY
+from bascule.broker.policy_change import change_policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.retention import RetentionHold
+from bascule.broker.states import NodeState
 from bascule.config import Settings
 from bascule.config.settings import Broker as BrokerSettings
-from bascule.core import caches
+from bascule.core.access import CurrentPermissions
 from bascule.core.errors import BasculeError, Unavailable
-from bascule.core.log import get_log
-from bascule.core.permissions import Permissions
+from bascule.core.log import configure, configured, get_log
 from bascule.core.roles import UserRoles
 from bascule.core.topics import RECORD_BYTES_MAX
+from bascule.embedded.service_manager import NO_SERVICE_MANAGER, ServiceManager
 from bascule.server import descriptors, topics
-from bascule.server.audit import audit_of
+from bascule.server.admin import AdminServer
+from bascule.server.audit import REFUSE, audit_of
 from bascule.server.client_turns import ClientTurns, ConnectionOutput
 from bascule.server.connection import ClientConnection
 from bascule.server.containers import ContainerIds
@@ -44,19 +48,21 @@ from bascule.server.handshakes import HandshakeLimits, Handshakes
 from bascule.server.ingress import IngressTail
 from bascule.server.interruptions import Interruptions
 from bascule.server.life import BrokerLife
+from bascule.server.listener_tls import TlsPeer
 from bascule.server.logins import LoginChecks, sasl_mechanisms
 from bascule.server.memory import MemoryWatch, PeerCaches, partial_budget
 from bascule.server.pieces import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, INPUT_STEPS_PER_PIECE
 from bascule.server.policies import diverts_of, permissions_of, policy_of, user_limits_of
+from bascule.server.reload import NextSettings, ReloadSource, SettingsReload, end_token_logins, end_without_permission
 from bascule.server.spill import SpillFiles
-from bascule.server.status import (
-    sum_of,
-)
-from bascule.server.tls import amqp_tls
+from bascule.server.status import BrokerRole, sum_of
+from bascule.server.tls_watch import TlsWatch
+from bascule.server.tokens import TOKEN_LIMITS, TokenLogins
 from bascule.server.uncaught import ErrorLog, UncaughtErrorHandler
 from bascule.server.usage import CONNECTIONS, Usage, UsageLimits
 from bascule.server.user_directory import EndedLogins, UserDirectory
 from bascule.server.users_watch import UsersWatch, end_connections
+from bascule.tracing.provider import process_tracing
 
 log = get_log(__name__)
 
@@ -74,12 +80,16 @@ def kafka_client(settings: Settings) -> dict[str, Any]:
 class Node:
     """One broker: its epochs, one after the other, and the clients of the current epoch."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, service_manager: ServiceManager = NO_SERVICE_MANAGER, reload_source: ReloadSource | None = None
+    ) -> None:
         self.settings = settings
+        self.service_manager = service_manager
+        self.reload = None if reload_source is None else SettingsReload(self, reload_source)
+        self.admin: AdminServer | None = None
+        self._users_watch: UsersWatch | None = None
         self.container_id = f"bascule-{settings.bridge.id}-{uuid.uuid4().hex[:8]}"
         self.max_message_bytes = int(settings.broker.max_message_bytes)  # limited in each epoch by the size that the journal accepts
-        self.idle_timeout_s = settings.broker.idle_timeout_s
-        self.failover = _failover_list(settings.broker.failover, settings.broker.url_scheme)
         self.connections: dict[ClientConnection, None] = {}
         self.container_ids = ContainerIds()
         self.output = ConnectionOutput()
@@ -89,25 +99,22 @@ class Node:
         self.uncaught = UncaughtErrorHandler()
         self.errors = ErrorContainment(ErrorLog().write)
         self.users = UserDirectory(settings)
-        self.permissions: Permissions = permissions_of(settings, self.users.roles)
+        self.permissions = CurrentPermissions(permissions_of(settings, self.users.roles))
         if not settings.permission:
             log.info("every client may do everything, because no permission is configured")
         self.kafka = kafka_client(settings)
         self.audit = audit_of(settings.audit, self.kafka)
+        self.tracing = process_tracing("bascule-broker")
         self._diverts = diverts_of(settings)
         self._policy = policy_of(settings, self.users.roles)
-        self.tls = amqp_tls(settings.broker.tls)
+        self.tls = TlsWatch(settings)
         self.spill: SpillFiles | None = None
-        self._mechanisms = sasl_mechanisms(settings.broker, self.users)
-        self.logins = LoginChecks()
-        self.usage = Usage(usage_limits(settings, self.users.roles))
-        self.amqp_limits = ConnectionLimits(
-            handshake_timeout_s=settings.broker.handshake_timeout_s,
-            input_steps_per_piece=INPUT_STEPS_PER_PIECE,
-            deliveries_per_piece=DELIVERIES_PER_PIECE,
-            frames_per_piece_bytes=FRAMES_PER_PIECE_BYTES,
-        )
-        self.handshakes = Handshakes(handshake_limits(settings.broker), self.tls, partial(ClientConnection, self))
+        #: Who the holder of a token is; None if no tokens are accepted.
+        self.tokens = TokenLogins(settings.broker.oidc, settings.broker.handshake_timeout_s) if settings.broker.oidc.enabled else None
+        self.logins = LoginChecks(self.tokens)
+        self.usage = Usage(usage_limits(settings, self.users.roles), self.users.roles)
+        self._prepare_connections()
+        self.handshakes = Handshakes(handshake_limits(settings.broker), self.tls.broker.context, partial(ClientConnection, self))
         self._life: BrokerLife | None = None
         self._epoch: Epoch | None = None
         self.partials = partial_budget(int(settings.broker.memory_bytes))
@@ -116,6 +123,21 @@ class Node:
         self.peer_caches = PeerCaches(lambda: self.loaded_engine, self._clients_gone)
         self._earlier = Counters()  # of ended epochs
         self.tail: IngressTail | None = None
+
+    def _prepare_connections(self) -> None:
+        """Set what new connections take from the settings."""
+        broker = self.settings.broker
+        self.validated_user = broker.validated_user
+        self.idle_timeout_s = broker.idle_timeout_s
+        self.failover = _failover_list(broker.failover, broker.url_scheme)
+        self._mechanisms = sasl_mechanisms(broker, self.users, self.tokens)
+        self.amqp_limits = ConnectionLimits(
+            handshake_timeout_s=broker.handshake_timeout_s,
+            input_steps_per_piece=INPUT_STEPS_PER_PIECE,
+            deliveries_per_piece=DELIVERIES_PER_PIECE,
+            frames_per_piece_bytes=FRAMES_PER_PIECE_BYTES,
+            **({} if self.tokens is None else TOKEN_LIMITS),
+        )
 
     # -- for connections ---------------------------------------------------------------------------------------------
 
@@ -142,10 +164,9 @@ class Node:
         epoch = self._epoch
         return epoch is not None and epoch.protocol.awake()
 
-    def sasl(self, certified: str | None, peer: str) -> SaslServer:
-        """Return a new exchange with a client; ``certified`` is the name in its certificate, if it has presented one."""
-        external = {} if certified is None else {"EXTERNAL": partial(ExternalServer, certified)}
-        return SaslServer({**external, **self._mechanisms}, partial(self._login_refused, peer))
+    def sasl(self, tls: TlsPeer, peer: str) -> SaslServer:
+        """Return a new exchange with a client."""
+        return SaslServer(self._mechanisms(tls), partial(self._login_refused, peer))
 
     def _login_refused(self, peer: str, user: str, mechanism: str, reason: str) -> None:
         self.audit.record("login", "", who=user, peer=peer, allowed=False, result=reason, mechanism=mechanism)
@@ -171,18 +192,87 @@ class Node:
     async def run(self, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None]) -> None:
         """Stand by, and serve while elected, until SIGTERM or SIGINT. Raises BasculeError if the broker cannot start or must stop."""
         self._life = BrokerLife(self, on_ready, on_standby)
-        path = self.settings.broker.users_file
-        watch = UsersWatch(self.users, path, self._users_changed) if path is not None else None
+        self._watch_users(None)
+        if self.tokens is not None:
+            self.tokens.keys.start()
+        self.tls.start()
         try:
-            if watch is not None:
-                watch.read_on_hangup()
+            if self.reload is not None:
+                self.reload.on_hangup()
             await self._life.run()
         finally:
-            if watch is not None:
-                watch.close()
+            self.tls.close()
+            if self._users_watch is not None:
+                self._users_watch.close()
+            if self.tokens is not None:
+                await self.tokens.keys.stop()
+
+    def _watch_users(self, before: Path | None) -> None:
+        """Watch the file of users, and no other one that was watched before."""
+        path, watch = self.settings.broker.users_file, self._users_watch
+        if watch is not None and path != before:
+            watch.close()
+            watch = None
+        if watch is not None:
+            watch.ask()  # it may have changed since the settings were read
+        elif path is not None:
+            watch = UsersWatch(self.users, path, self._users_changed)
+        self._users_watch = None if path is None else watch
+
+    def follow(self, following: NextSettings, ended: Mapping[str, EndedLogins]) -> None:
+        """Follow other settings from now on. Raises nothing: all that could fail is done. ``ended`` has the users who lost a login."""
+        before, self.settings = self.settings, following.settings
+        settings = following.settings
+        if settings.log != before.log and configured() is not None:
+            configure(settings.log.values)
+        self._follow_logins(before, following, ended)
+        self.tls.broker.change(following.broker_tls)
+        self.tls.admin.change(following.admin_tls)
+        self.tls.start()
+        if settings.audit.file != before.audit.file:
+            self.audit.write_to(settings.audit.file)
+        self.audit.messages, self.audit.required = settings.audit.messages, settings.audit.on_failure == REFUSE
+        self.partials.bytes_max = partial_budget(int(settings.broker.memory_bytes)).bytes_max
+        if self.spill is not None:
+            self.spill.limit_bytes, self.spill.free_min_bytes = int(settings.broker.spill_bytes), int(settings.broker.spill_free_bytes)
+        self._policy = following.policy
+        self._follow_policy()
+        self.handshakes.limits = handshake_limits(settings.broker)
+        self.usage.change(usage_limits(settings, self.users.roles))
+        self.client_turns.in_slices(self.usage.refresh(), self.dispatch)
+        self._prepare_connections()
+        if self.admin is not None and following.access is not None:
+            self.admin.admit_by(following.access)
+        self.dispatch()
+
+    def _follow_logins(self, before: Settings, following: NextSettings, ended: Mapping[str, EndedLogins]) -> None:
+        """Follow users, permissions and tokens, and end the connections that could not be opened any more."""
+        self.client_turns.in_slices(end_connections(self.connections, ended), self.dispatch)
+        self._watch_users(before.broker.users_file)
+        if self.settings.permission != before.permission:
+            self.permissions.now = permissions_of(self.settings, self.users.roles)
+            self.client_turns.in_slices(end_without_permission(self.connections, self.permissions), self.dispatch)
+        tokens = self.tokens
+        if following.tokens is not tokens:
+            self.tokens = self.logins.tokens = following.tokens
+            if tokens is not None:
+                tokens.keys.end()
+            if self.tokens is not None:
+                self.tokens.keys.start()
+        if following.token_rules_differ(before.broker.oidc):
+            self.client_turns.in_slices(end_token_logins(self.connections), self.dispatch)
+
+    def _follow_policy(self) -> None:
+        """Let the engine follow the settings of addresses and memory, once its state is loaded."""
+        engine = self.loaded_engine
+        if engine is not None:
+            engine.memory.limit(int(self.settings.broker.memory_bytes))
+            if engine.policy is not self._policy:
+                for name, error in change_policy(engine, self._policy).items():
+                    log.error("queue of the settings not created", queue=name, reason=str(error))
 
     def _users_changed(self, ended: Mapping[str, EndedLogins]) -> None:
-        caches.forget_peers()  # they have limits by roles
+        self.client_turns.in_slices(self.usage.refresh(), self.dispatch)
         self.client_turns.in_slices(end_connections(self.connections, ended), self.dispatch)
 
     def begin(self, place: JournalPlace, on_ended: Callable[[BasculeError], None], on_stalled: Callable[[BasculeError], None]) -> Epoch:
@@ -216,6 +306,7 @@ class Node:
         largest = min(self._policy.transaction_bytes_max, room.content_bytes)
         self.engine.local_transactions.bytes_max = largest
         self.engine.destinations.on_change = self._queue_changed
+        self._follow_policy()  # the settings may have changed since the load began
         self.engine.journaling.record_bytes_max = min(RECORD_BYTES_MAX, room.record_bytes)
         # Loaded objects live long: the collector need not examine them repeatedly.
         gc.freeze()
@@ -266,6 +357,21 @@ class Node:
         """Return whether clients are served."""
         epoch = self._epoch
         return epoch is not None and epoch.loaded and not epoch.ended and epoch.engine.stalled is None and self.reason == ""
+
+    @property
+    def role(self) -> BrokerRole | None:
+        """Return whether this broker serves or is ready to take over; None if neither."""
+        if self.serving:
+            return BrokerRole.ACTIVE
+        protocol = self._life.protocol if self._life is not None else None
+        waits = protocol is not None and protocol.state is NodeState.STANDING_BY and protocol.reason == STANDING_BY
+        return BrokerRole.STANDBY if waits else None
+
+    @property
+    def condition(self) -> str:
+        """Return the role and the trouble in one line."""
+        role = self.role or "waiting"
+        return role if role is BrokerRole.STANDBY or not self.trouble else f"{role}: {self.trouble}"
 
     @property
     def trouble(self) -> str:
@@ -361,12 +467,18 @@ def _alone_in(directory: Path) -> Iterator[None]:
         yield
 
 
-def run_broker(settings: Settings, *, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None]) -> None:
-    """Run a broker until it is told to stop; report its AMQP and admin port when it serves or is a standby. Raises BasculeError."""
+def run_broker(
+    settings: Settings, *, on_ready: Callable[[int, int], None], on_standby: Callable[[int, int], None],
+    service_manager: ServiceManager = NO_SERVICE_MANAGER, reload_source: ReloadSource | None = None,
+) -> None:  # fmt: skip
+    """Run a broker until it is told to stop; report its AMQP and admin port when it serves or is a standby. Raises BasculeError.
+
+    Without ``reload_source``, the settings are never read again.
+    """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     descriptors.raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _alone_in(Path(settings.embedded.data_dir)):
-        node = Node(settings)
+        node = Node(settings, service_manager, reload_source)
         node.garbage.start()
         try:
             runner.run(node.run(on_ready, on_standby))

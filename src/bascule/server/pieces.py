@@ -6,6 +6,8 @@ from typing import Final
 
 #: Bytes of input before the connection is open. The input behind a login waits for its outcome.
 OPENING_PIECE_BYTES: Final = 4 << 10
+#: Bytes of a WebSocket's input: hundreds of small frames, or of headers of its request, take some milliseconds.
+WEBSOCKET_PIECE_BYTES: Final = 4 << 10
 #: Steps of received frames: 43 attaches, or 128 declares, take about 15 ms.
 INPUT_STEPS_PER_PIECE: Final = 128
 #: Deliveries of one disposition: rejecting a message takes up to 0.1 ms, with many annotations 1 ms.

@@ -15,7 +15,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory, committed_note
 from bascule.kafka.positions import PositionReader
 from bascule.writer.epochs import taken_since
-from bascule.writer.pipeline_holds import PipelineHoldsProtocol
+from bascule.writer.pipeline_holds import PipelineHoldsProtocol, lowest
 from bascule.writer.position import POSITION_PARTITIONS, Position, lag_group
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class PipelineHolds:
             return {}
         reader = PositionReader(place.kafka, place.topics.positions, range(POSITION_PARTITIONS))
         try:
-            return reader.read_behind_barrier()
+            return lowest(reader.read_behind_barrier(), reader.read_behind_barrier())
         finally:
             reader.close()
 

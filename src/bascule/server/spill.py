@@ -11,6 +11,7 @@ from typing import Final
 
 from bascule.broker.message import BodyOwner
 from bascule.broker.turns import Work
+from bascule.config.private_file import PRIVATE_DIRECTORY, make_private
 from bascule.core.defaults import SPILL_BYTES, SPILL_FREE_BYTES
 from bascule.core.log import get_log
 
@@ -80,7 +81,7 @@ class SpillFiles:
 
     def __init__(self, directory: Path, limit_bytes: int = SPILL_BYTES, free_min_bytes: int = SPILL_FREE_BYTES) -> None:
         shutil.rmtree(directory, ignore_errors=True)  # files of an earlier run are worthless
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.parent.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         self._directory = directory
         self.limit_bytes = limit_bytes
         self.free_min_bytes = free_min_bytes
@@ -95,23 +96,38 @@ class SpillFiles:
 
     def put(self, body: bytes, owner: BodyOwner) -> int:
         """Store ``body`` and return its handle. Raises OSError, and stores nothing, if there is no room."""
+        size_bytes = len(body)
+        segment = self._last
+        # The usual case, without further calls: a starting broker may store a million bodies.
+        if (
+            segment is None
+            or len(self._unwritten) >= WRITE_BYTES
+            or self.used_bytes + size_bytes > self.limit_bytes
+            or segment.end + ENTRY_BYTES * len(segment.owners) >= self._segment_bytes
+        ):
+            segment = self._room_or_report(size_bytes)
+        owners = segment.owners
+        handle = self._last_number << _NUMBER_BITS | len(owners)
+        segment.starts.append(segment.end)
+        owners.append(owner)
+        self._unwritten += body
+        segment.end += size_bytes
+        segment.live += 1
+        segment.live_bytes += size_bytes
+        self.used_bytes += size_bytes
+        return handle
+
+    def _room_or_report(self, size_bytes: int) -> SpillSegment:
+        """Return the segment for ``size_bytes`` more. Log the first error of several in a row. Raises OSError."""
         try:
-            segment = self._room_for(len(body))
+            segment = self._room_for(size_bytes)
         except OSError as error:
             if not self._full:
                 log.error("message bodies not spilled, they stay in memory", directory=self._directory, error=error)
             self._full = True
             raise
         self._full = False
-        handle = self._last_number << _NUMBER_BITS | len(segment.owners)
-        segment.starts.append(segment.end)
-        segment.owners.append(owner)
-        self._unwritten += body
-        segment.end += len(body)
-        segment.live += 1
-        segment.live_bytes += len(body)
-        self.used_bytes += len(body)
-        return handle
+        return segment
 
     def _room_for(self, size_bytes: int) -> SpillSegment:
         """Return the segment for ``size_bytes`` more. Raises OSError."""
@@ -189,7 +205,7 @@ class SpillFiles:
     def _next_segment(self) -> SpillSegment:
         """Begin another file. Raises OSError."""
         self._write()
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_private(self._directory)
         full, number = self._last, self._last_number
         self._last = SpillSegment(self._directory / f"bodies-{number + 1}")
         self._last_number = number + 1

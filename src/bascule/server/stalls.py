@@ -11,6 +11,8 @@ from typing import Final
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from bascule.core.durations import cumulative
+
 #: Interval of the checks: 50 checks a second cost a ten-thousandth of a processor.
 PERIOD_S: Final = 0.02
 #: Upper bounds of the histogram. No turn should take longer than 50 ms.
@@ -63,9 +65,6 @@ class StallWatch(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the histogram."""
-        buckets, total = [], 0
-        for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound, total))
+        buckets = cumulative(BOUNDS_S, self._counts)
         text = "Delay of the event loop before it starts due work, in processor time of its thread; not measured while loading"
         yield HistogramMetricFamily("bascule_event_loop_stall_seconds", text, buckets=buckets, sum_value=self._sum_s)

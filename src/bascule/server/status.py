@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -43,6 +44,7 @@ HELP = {
     "journal_offset": "Offset up to which this broker has read the journal, or written it if it serves",
     "journal_foreign_records": "Records of the journal that Bascule did not write, in the current epoch",
     "ingress_foreign_records": "Records of the ingress topic that Bascule did not write, in the current epoch",
+    "standby": "1 while this broker is a standby that is ready to take over",
     "watches_elected": "1 while this standby has a connection to the elected broker, whose loss starts a takeover",
     "queues": "Queues and subscriptions",
     "transactions_open": "Open local transactions",
@@ -65,12 +67,19 @@ HELP = {
     "transactions_rolled_back": "Local transactions rolled back",
     "uncaught_errors": "Errors of tasks that no code has handled",
     "connections_refused": "Connections refused because of a limit",
-    "logins_failed": "Logins with an unknown user or a wrong password",
-    "logins_delayed": "Logins that waited because of wrong passwords before them",
-    "logins_refused": "Logins refused without a check because of wrong passwords before them",
+    "logins_failed": "Logins with an unknown user, a wrong password or a wrong token",
+    "logins_delayed": "Logins that waited because of failures before them",
+    "logins_refused": "Logins refused without a check because of failures before them",
     "handshakes_aborted": "Connections closed before login, to admit waiting connections",
     **{f"{kind}_errors": f"Errors of the kind {kind} that the broker contained" for kind in ErrorKind},
 }
+
+
+class BrokerRole(enum.StrEnum):
+    """The role of a broker that is ready."""
+
+    ACTIVE = "active"  # it serves clients
+    STANDBY = "standby"  # it follows the journal, and takes over if the active broker ends
 
 
 class QueueStatus(TypedDict):
@@ -187,7 +196,7 @@ class BrokerStatus(TypedDict):
     bridge: str
     version: str
     build: str  # compiled | interpreted
-    state: str
+    state: str  # serving | standby | waiting
     serving: bool
     reason: str  # why the broker does not serve; empty if it does
     queues: list[QueueStatus]
@@ -209,6 +218,7 @@ def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus
         "connections": node.usage.connections.count, "handshakes": len(node.handshakes),
         "journal_offset": node.journal_offset, "journal_foreign_records": node.foreign_records,
         "ingress_foreign_records": node.ingress_foreign_records, "watches_elected": int(node.watches_elected),
+        "standby": int(node.role is BrokerRole.STANDBY),
     }  # fmt: skip
     memory: MemoryStatus | None = None
     if engine is not None:
@@ -222,7 +232,7 @@ def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus
         }  # fmt: skip
     return BrokerStatus(
         bridge=node.settings.bridge.id, version=bascule.__version__, build=build(),
-        state="serving" if node.serving else "waiting", serving=node.serving, reason=node.trouble,
+        state=_state(node.role), serving=node.serving, reason=node.trouble,
         queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
         users=list(_users(node)), branches=branches, memory=memory, gauges=gauges, counters=_named(node.counters) | {
             "uncaught_errors": node.uncaught.total, "connections_refused": node.refused_connections,
@@ -230,6 +240,12 @@ def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus
             "logins_delayed": node.logins.delayed, "logins_refused": node.logins.refused,
         } | error_counters(node.errors),
     )  # fmt: skip
+
+
+def _state(role: BrokerRole | None) -> str:
+    if role is None:
+        return "waiting"
+    return "serving" if role is BrokerRole.ACTIVE else role
 
 
 def memory_status(engine: Engine, spill: SpillFiles | None) -> MemoryStatus:

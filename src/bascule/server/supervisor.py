@@ -16,12 +16,13 @@ from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.signals import StopSignals
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import Child, PortInUse, check_port, free_port
+from bascule.embedded.service_manager import NO_SERVICE_MANAGER, ServiceManager
 
 #: A part that ends is restarted at once, then after 0.5 s, 1 s, 2 s, ... up to this time.
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
-#: After this time without an end, the next one counts as the first again.
-STEADY_S = 60.0
+#: After this time without an end, the next one counts as the first again. A start of the pipelines costs ten seconds of a core at most.
+STEADY_S = 20.0
 #: Interval of the checks of parts. A restart waits at most this time; the checks take 0.1 % of a core.
 LOOK_S = 0.05
 #: Spark on a loaded machine takes the longest.
@@ -79,6 +80,9 @@ class Part(Protocol):
     def failure(self) -> BasculeError:
         """Return the error because of which the process ended."""
 
+    def hang_up(self) -> None:
+        """Ask the process to reload its settings, if it can."""
+
     def stop(self, timeout_s: float) -> None:
         """Stop the process in an orderly way, and kill it after ``timeout_s``."""
 
@@ -86,9 +90,17 @@ class Part(Protocol):
 class CommandPart:
     """A ``bascule`` command as a child process. It is ready when it has printed its ready line."""
 
-    def __init__(self, name: str, argv: Sequence[str | Path], *, log_file: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        *,
+        log_file: Path,
+        inherited: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
-        self._child = Child(argv, log_file=log_file, env={"PYTHONUNBUFFERED": "1", **(env or {})}, name=name)
+        self._child = Child(argv, log_file=log_file, inherited=inherited, env={"PYTHONUNBUFFERED": "1", **(env or {})}, name=name)
         self._log_start = 0
 
     @property
@@ -117,6 +129,10 @@ class CommandPart:
             more = itertools.takewhile(lambda line: line.startswith(" "), rest)  # other threads may have printed lines after it
             return kind("\n".join([first.removeprefix(ERROR_LINE), *more]))
         return kind(f"{self.name} ended with {code}; see {self._child.log_file}")
+
+    def hang_up(self) -> None:
+        """Let the process reload its settings."""
+        self._child.hang_up()
 
     def stop(self, timeout_s: float) -> None:
         """Send SIGTERM, and SIGKILL after ``timeout_s``."""
@@ -153,6 +169,9 @@ class KafkaPart:
         """Return an error that names the log."""
         return Unavailable(f"kafka ended; see {self._kafka.log_file}")
 
+    def hang_up(self) -> None:
+        """Do nothing: Kafka has no settings that may change."""
+
     def stop(self, timeout_s: float) -> None:
         """Shut Kafka down in a controlled way."""
         self._kafka.stop(timeout_s)
@@ -168,6 +187,7 @@ class _Watched:
         self.due_s = 0.0
         self.deaths = 0
         self.served = False
+        self.reload_due = False
 
     def move(self, seen: Input, now_s: float) -> None:
         was_steady = self.state is PartState.READY and now_s - self.since_s >= STEADY_S
@@ -188,8 +208,12 @@ def backoff_s(deaths: int) -> float:
 class Supervisor:
     """Runs parts in the given order: each is first started when those before it are ready."""
 
-    def __init__(self, parts: Sequence[Part], *, pids_file: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, parts: Sequence[Part], *, pids_file: Path, tell: Callable[[str], None],
+        service_manager: ServiceManager = NO_SERVICE_MANAGER,
+    ) -> None:  # fmt: skip
         """Prepare to run ``parts``. ``tell`` gets one line for each event after the start."""
+        self._service_manager = service_manager
         self._watched = [_Watched(part) for part in parts]
         self._pids_file = pids_file
         self._tell = tell
@@ -205,14 +229,21 @@ class Supervisor:
         try:
             while not stop.is_set():
                 self.look(time.monotonic())
+                self._service_manager.alive()
                 if not told and self.all_ready:
                     told = True
                     on_ready()
                 stop.wait(LOOK_S)
         finally:
+            self._service_manager.stopping()
             for watched in reversed(self._watched):
                 watched.part.stop(STOP_TIMEOUT_S)
             self._write_pids()
+
+    def hang_up(self) -> None:
+        """Send SIGHUP to each part that can reload its settings, once the part is ready."""
+        for watched in self._watched:
+            watched.reload_due = True
 
     @property
     def all_ready(self) -> bool:
@@ -235,6 +266,9 @@ class Supervisor:
                 elif now_s - watched.since_s > START_TIMEOUT_S:
                     watched.part.stop(0.0)
                     self._lost(watched, Input.LATE, Unavailable(f"{watched.part.name} was not ready after {START_TIMEOUT_S:g} s"), now_s)
+            elif watched.reload_due:
+                watched.reload_due = False
+                watched.part.hang_up()
             self._write_pids()
 
     def _start(self, watched: _Watched, now_s: float) -> None:
@@ -261,18 +295,20 @@ class Supervisor:
 def choose_ports(file: Path, wanted: Mapping[str, tuple[int, str, str]]) -> dict[str, int]:
     """Return the port of each listener. ``wanted`` is name -> (port or 0, the setting that chooses it, host).
 
-    If the port is 0, the port of the last run, which ``file`` remembers, is used if it is free. Raises PortInUse if a given port is in use.
+    If the port is 0, the port of the last run, which ``file`` remembers, is used if it is free. The file keeps the ports of other names.
+    Raises PortInUse if a given port is in use.
     """
     try:
-        remembered = json.loads(file.read_text())
+        read = json.loads(file.read_text())
     except (OSError, ValueError):
-        remembered = {}
+        read = None
+    remembered = read if isinstance(read, dict) else {}
     chosen: dict[str, int] = {}
     for name, (port, setting, host) in wanted.items():
         if port:
             check_port(port, name, setting, host)
         chosen[name] = port or _free(remembered.get(name), name, setting, host)
-    write_json(file, chosen)
+    write_json(file, {**remembered, **chosen})
     return chosen
 
 

@@ -51,6 +51,8 @@ def _made_here(topics: JournalTopics) -> dict[str, own_topics.OwnTopic]:
         topics.snapshots: own_topics.SNAPSHOTS,
         topics.store: own_topics.STORE,
         topics.brokers: own_topics.BROKERS,
+        topics.control: own_topics.CONTROL,
+        topics.reports: own_topics.CONTROL,
     }
 
 

@@ -12,7 +12,7 @@ from bascule.broker.errors import RequestFailed
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, check_answerable
 from bascule.core.permissions import MANAGEMENT_ADDRESS
-from bascule.jms.sections import scan
+from bascule.jms.sections import Scan, message_id_of, scan
 from bascule.server import management
 from bascule.server.attach import place_of_message, routing_at
 from bascule.server.links import PRODUCER_CREDIT_LOW, ProducerLink
@@ -20,6 +20,7 @@ from bascule.server.links import PRODUCER_CREDIT_LOW, ProducerLink
 if TYPE_CHECKING:
     from bascule.broker.turns import Retry
     from bascule.server.client import Client
+    from bascule.server.user_ids import UserIdRule
 
 
 class Transfers:
@@ -41,11 +42,14 @@ class Transfers:
             if event.message_format:
                 what = f"message format 0x{event.message_format:x} is not supported; only 0, the format of AMQP, is"
                 raise AmqpError(NOT_IMPLEMENTED, what)
-            facts = scan(event.payload)
+            body = event.payload
+            facts = scan(body)
+            if client.user_ids is not None:
+                body, facts = self._with_user_id(event, producer, client.user_ids, facts)
             transaction = None if event.txn_id is None else client.transaction(event.txn_id)
             address, routing = producer.address, producer.routing
             if address is None or routing is None:
-                place = place_of_message(facts.to, event.payload)
+                place = place_of_message(facts.to, body)
                 address, routing = place.address, routing_at(client, place)
                 client.check_relay(address, routing)
             elif routing is Routing.ANYCAST and address not in client.engine.addresses.anycast:
@@ -58,13 +62,23 @@ class Transfers:
             if address == MANAGEMENT_ADDRESS:
                 return self._requested(event, producer)
             waiting = client.engine.send(
-                address, routing, event.payload, facts, client.container, producer, event, transaction, waits=True
+                address, routing, body, facts, client.container, producer, event, transaction, waits=True
             )  # fmt: skip
             if waiting is not None:
                 return partial(self._take_later, event, producer, address, routing, waiting)
         if event.link.credit < PRODUCER_CREDIT_LOW:
             producer.top_up()
         return None
+
+    def _with_user_id(self, event: Transferred, producer: ProducerLink, rule: UserIdRule, facts: Scan) -> tuple[bytes, Scan]:
+        """Return a message whose user id satisfies the rule. Raises AmqpError, and records the refusal."""
+        client = self._client
+        try:
+            return rule.apply(event.payload, facts, client.max_message_bytes)
+        except AmqpError as error:
+            on = producer.address or facts.to or ""
+            client.audit.record("send", on, who=client.user, peer=client.peer, allowed=False, result=error.description)
+            raise
 
     def _take_later(self, event: Transferred, producer: ProducerLink, address: str, routing: Routing, send: Retry) -> Retry | None:
         """Try to send a message again. If the broker has ended its link meanwhile, drop the message: its client was told so."""
@@ -144,5 +158,8 @@ class AuditedTransfers(Transfers):
         client, producer = self._client, event.link.context
         on = producer.address if isinstance(producer, ProducerLink) else None
         transacted = event.txn_id is not None
-        client.audit.record("send", on or "", who=client.user, peer=client.peer, bytes=len(event.payload), transacted=transacted)
+        client.audit.record(
+            "send", on or "", who=client.user, peer=client.peer, bytes=len(event.payload), transacted=transacted,
+            message_id=message_id_of(event.payload),
+        )  # fmt: skip
         return super().take(event)

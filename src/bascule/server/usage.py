@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from bascule.broker.errors import ResourceLimit
-from bascule.core.user_limits import UNLIMITED, LimitRules, UserResource
+from bascule.core.roles import UserRoles
+from bascule.core.user_limits import UNLIMITED, LimitRules, UserLimit, UserResource
 from bascule.server.allowance import SendAllowance
 
 K = TypeVar("K")
@@ -40,6 +41,10 @@ class Tally:
         self._most = most
         self._what = what
         self._setting = setting
+
+    def change(self, limit: UserLimit) -> None:
+        """Set another limit. Resources beyond it stay."""
+        self._most, self._setting = limit
 
     def check(self) -> None:
         """Check that one more resource is within the limit. Raises ResourceLimit."""
@@ -88,31 +93,61 @@ class UserUsage:
     """The resources that the clients of one user use."""
 
     def __init__(self, user: str, limits: LimitRules) -> None:
-        def tally(resource: UserResource, what: str) -> Tally:
-            most, setting = limits.of(user, resource)
-            return Tally(most, f"{what} of user {user!r}", setting)
-
-        self.connections = tally(UserResource.CONNECTIONS, "connections")
-        self.sessions = tally(UserResource.SESSIONS, "sessions")
-        self.links = tally(UserResource.LINKS, "links")
-        self.transactions = tally(UserResource.TRANSACTIONS, "open transactions")
-        self.message_bytes_max = limits.of(user, UserResource.MESSAGE_BYTES).most
+        self._user = user
+        self._limits = limits
+        self.connections, self.sessions, self.links, self.transactions = (
+            Tally(0, f"{what} of user {user!r}", "") for what in ("connections", "sessions", "links", "open transactions")
+        )
+        self.message_bytes_max = 0  # 0: no limit
         self.sending = SendAllowance(limits.of(user, UserResource.MESSAGES_PER_S).most)
+        self.refresh()
+
+    def refresh(self, limits: LimitRules | None = None) -> None:
+        """Set the limits of the user as its roles are now, perhaps by other rules."""
+        limits, user = limits or self._limits, self._user
+        self._limits = limits
+        self.connections.change(limits.of(user, UserResource.CONNECTIONS))
+        self.sessions.change(limits.of(user, UserResource.SESSIONS))
+        self.links.change(limits.of(user, UserResource.LINKS))
+        self.transactions.change(limits.of(user, UserResource.TRANSACTIONS))
+        self.message_bytes_max = limits.of(user, UserResource.MESSAGE_BYTES).most
+        self.sending.change(limits.of(user, UserResource.MESSAGES_PER_S).most)
 
 
 class Usage:
     """The resources that all clients use."""
 
-    def __init__(self, limits: UsageLimits) -> None:
+    def __init__(self, limits: UsageLimits, roles: UserRoles | None = None) -> None:
+        """``roles`` are those of the rules in ``limits``."""
         self.refused = 0  # refused connections
         self.users: dict[str, UserUsage] = {}  # the connected users
         self.connections = Tally(limits.connections, "connections", limits.connections_setting)
         self._limits = limits
+        self._roles = UserRoles({}) if roles is None else roles
         self._addresses: dict[str, Tally] = {}
 
-    def connect(self, user: str, address: str) -> UserUsage:
-        """Count a connection that has logged in, and return the usage of its user. Raises ResourceLimit."""
-        usage = self.users.get(user) or UserUsage(user, self._limits.of_users)
+    def change(self, limits: UsageLimits) -> None:
+        """Set other limits; those of connected users follow with ``refresh``."""
+        self._limits = limits
+        self.connections.change(UserLimit(limits.connections, limits.connections_setting))
+
+    def refresh(self) -> Iterator[None]:
+        """Set the limits of all connected users as their roles are now, user by user, and those of all addresses."""
+        for usage in list(self.users.values()):
+            usage.refresh(self._limits.of_users)
+            yield
+        for of_address in list(self._addresses.values()):
+            of_address.change(UserLimit(self._limits.connections_per_address, CONNECTIONS_PER_ADDRESS))
+            yield
+
+    def connect(self, user: str, address: str, token_roles: frozenset[str] = frozenset()) -> UserUsage:
+        """Count a connection that has logged in, perhaps with a token, and return the usage of its user. Raises ResourceLimit."""
+        self._roles.lend(user, token_roles)
+        usage = self.users.get(user)
+        if usage is None:
+            usage = UserUsage(user, self._limits.of_users)
+        elif token_roles:
+            usage.refresh()
         of_address = self._addresses.get(address) or Tally(
             self._limits.connections_per_address, f"connections from address {address}", CONNECTIONS_PER_ADDRESS
         )
@@ -122,18 +157,25 @@ class Usage:
                 tally.check()
         except ResourceLimit:
             self.refused += 1
+            self._take_back(usage, user, token_roles)
             raise
         self.users[user], self._addresses[address] = usage, of_address
         for tally in counts:
             tally.count += 1
         return usage
 
-    def disconnect(self, user: str, address: str) -> None:
-        """Count down a connection that has ended, with its user and address."""
+    def disconnect(self, user: str, address: str, token_roles: frozenset[str] = frozenset()) -> None:
+        """Count down a connection that has ended, with its user, address and the roles of its token."""
         usage, of_address = self.users[user], self._addresses[address]
+        self._take_back(usage, user, token_roles)
         for tally in (self.connections, of_address, usage.connections):
             tally.count -= 1
         if not usage.connections.count:
             del self.users[user]
         if not of_address.count:
             del self._addresses[address]
+
+    def _take_back(self, usage: UserUsage, user: str, token_roles: frozenset[str]) -> None:
+        if token_roles:
+            self._roles.take_back(user, token_roles)
+            usage.refresh()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
+from bascule.amqp.sasl import SaslServer
 from bascule.config.users_file import Stamp, UsersFileError, stamp
 from bascule.core.log import get_log
 from bascule.server.user_directory import EndedLogins, UserDirectory, is_private
@@ -26,7 +25,6 @@ log = get_log(__name__)
 LOOK_S: Final = 1.0
 #: Mechanisms with the passwords of the file.
 PASSWORD_MECHANISMS: Final = ("SCRAM-", "PLAIN")
-_TERMINAL: Final = 0  # the descriptor of standard input
 
 
 class UsersWatch:
@@ -43,11 +41,6 @@ class UsersWatch:
         self._look = threading.Event()
         self._asked = self._over = False
         lasting_thread(self._run, "users-watch", on_failure=end_process).start()
-
-    def read_on_hangup(self) -> None:
-        """Read the file when the process gets SIGHUP, unless SIGHUP means that the terminal of the process was closed."""
-        if not os.isatty(_TERMINAL):
-            self._loop.add_signal_handler(signal.SIGHUP, self.ask)
 
     def ask(self) -> None:
         """Read the file at once, whether it has changed or not."""
@@ -97,7 +90,12 @@ def end_connections(connections: Mapping[ClientConnection, None], ended: Mapping
     for connection in list(connections):
         sasl = connection.sasl
         why = ended.get(sasl.claimed_user)
-        if why is not None and not connection.client.ended and (why.all_logins or sasl.mechanism.startswith(PASSWORD_MECHANISMS)):
+        if why is not None and not connection.client.ended and (why.all_logins or _with_password(sasl)):
             log.info("connection closed", peer=connection.peer, container=connection.client.container, error=why.reason)
             connection.end(AmqpError(CONNECTION_FORCED, why.reason))
         yield
+
+
+def _with_password(sasl: SaslServer) -> bool:
+    """Return whether a client has logged in, or is logging in, with a password. PLAIN may have a token in its place."""
+    return sasl.mechanism.startswith(PASSWORD_MECHANISMS) and sasl.identity is None

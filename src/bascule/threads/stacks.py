@@ -6,14 +6,13 @@ import faulthandler
 import os
 import signal
 import sys
+from functools import cache
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 #: A directory: stacks are appended to its file ``PID.txt`` instead of standard error.
 STACKS_VARIABLE: Final = "BASCULE_STACKS"
 STACKS_SIGNAL: Final = signal.SIGUSR1
-
-_files: list[TextIO] = []  # kept open, because the handler only has the file's descriptor
 
 
 def show_stacks_on_signal() -> None:
@@ -21,8 +20,12 @@ def show_stacks_on_signal() -> None:
 
     A process started by fork writes to the same file; another process must call this function itself.
     """
-    if directory := os.environ.get(STACKS_VARIABLE):
-        _files.append(Path(directory, f"{os.getpid()}.txt").open("a"))  # noqa: SIM115 - open until the process ends
-    else:
-        _files.append(sys.stderr)
-    faulthandler.register(STACKS_SIGNAL, file=_files[-1], all_threads=True, chain=False)
+    directory = os.environ.get(STACKS_VARIABLE)
+    file = _opened(Path(directory, f"{os.getpid()}.txt")) if directory else sys.stderr
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
+
+
+@cache
+def _opened(path: Path) -> int:
+    """Return a descriptor that appends to a file. It stays open until the process ends, because the signal may come at any time."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

@@ -88,6 +88,10 @@ class Claims:
         """Note that this run has written its name into these positions."""
         self._held.update(keys)
 
+    def give_up(self, keys: Collection[str]) -> None:
+        """Note that this run has written positions without an owner. It may take them again if nobody else does."""
+        self._held.difference_update(keys)
+
     async def take(self, writer: ClaimingWriter, leader: str) -> Position | None:
         """Return the position under a new name of this run.
 

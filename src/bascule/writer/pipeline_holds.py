@@ -34,7 +34,10 @@ class PipelineHoldsEffects(Protocol):
         ...
 
     async def stored(self) -> Mapping[str, Position]:
-        """Return all committed positions by key, or nothing before the first position. A former leader must not answer."""
+        """Return all committed positions by key, or nothing before the first position. A former leader must not answer.
+
+        The positions of several partitions are those that ``lowest`` returns.
+        """
         ...
 
     async def journal_id(self) -> str | None:
@@ -48,6 +51,15 @@ class PipelineHoldsEffects(Protocol):
     async def said(self, name: str) -> tuple[int, str]:
         """Return the offset and the note that the driver of a pipeline published last. They are for information only and may be missing."""
         ...
+
+
+def lowest(earlier: Mapping[str, Position], later: Mapping[str, Position]) -> dict[str, Position]:
+    """Return the positions of two reads, the second begun after the first was complete: of each pipeline the one with the lower offset.
+
+    Partitions are not read at the same moment. A single read may miss a divert that leaves its group meanwhile: it may see the time before
+    in the partition of the divert, and the time after in that of the group. One of two reads sees the divert, or the group as it was.
+    """
+    return {**later, **{key: at for key, at in earlier.items() if key not in later or at.offset <= later[key].offset}}
 
 
 class PipelineHoldsProtocol:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from bascule.core.errors import BasculeError, Scope
+from bascule.writer.carried import NOTHING_CARRIED, CarriedCounts
 
 #: The version of the stored format. Version 2 has the leader epoch. Version 1 has no field ``version``.
 VERSION = 2
@@ -23,6 +25,9 @@ UNKNOWN_EPOCH = -1
 COMMON = "diverts"
 GROUP = "group:"
 DIVERT = "divert:"
+#: Where a pipeline without a position begins, and where an administrator moves one.
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
 #: The name of the group of diverts without a group.
 DEFAULT_GROUP = ""
 #: Prefix of the pipeline name of an ingress.
@@ -33,6 +38,8 @@ POSITION_PARTITIONS = 16
 ENDED = "the pipelines were stopped; start them again"
 #: Prefix of the pipeline name for the position where a divert once began.
 BEGUN = "begun:"
+#: Prefix of the key that says which request of an administrator has last moved a pipeline's positions, followed by the pipeline.
+MOVED = "moved:"
 
 
 class PositionLost(BasculeError):
@@ -56,7 +63,7 @@ class Position:
     ``offset`` is the next offset to take. ``epoch``, ``sequence`` and ``exclusive`` are the state of the journal's fence. The writer of a
     Spark job counts batches instead and stores in ``sequence`` the number of messages of the last batch (-1: unknown). ``members`` are the
     diverts that share the position, and ``owner`` is the driver run that holds it. ``leader_epoch`` is a leader epoch of the source
-    partition in which its log reached ``offset`` (``bascule.writer.lineage``).
+    partition in which its log reached ``offset`` (``bascule.writer.lineage``). ``carried`` is stored in a header, and is not compared.
     """
 
     topic: str
@@ -69,6 +76,7 @@ class Position:
     members: tuple[str, ...] = ()
     owner: str = ""
     leader_epoch: int = UNKNOWN_EPOCH
+    carried: CarriedCounts = field(default=NOTHING_CARRIED, compare=False)
 
     @property
     def vacant(self) -> bool:
@@ -80,8 +88,11 @@ class Position:
         return _JSON.encode({"version": VERSION, **{name: getattr(self, name) for name in _FIELDS}}).encode()
 
     @classmethod
-    def decode(cls, value: bytes) -> Position:
-        """Return the position in the value of a record. Raises PositionLost if the value is damaged or has a newer format."""
+    def decode(cls, value: bytes, carried: bytes | None = None) -> Position:
+        """Return the position in the value of a record, with the counts in its header.
+
+        Raises PositionLost if the value is damaged or has a newer format.
+        """
         try:
             said: dict[str, Any] = json.loads(value)
             version = said.pop("version", 1)
@@ -90,13 +101,13 @@ class Position:
                     f"position format {version!r}; this version of Bascule reads {VERSIONS_READ[0]} to {VERSION}. Upgrade Bascule"
                 )
             said.update({name: tuple(said[name]) for name in _LISTS if name in said})
-            position = cls(**said)
+            position = cls(**said, carried=CarriedCounts.decode(carried))
         except (ValueError, TypeError, AttributeError) as error:
             raise PositionLost(f"unreadable position {value[:200]!r}: {error}") from error
         return position
 
 
-_FIELDS: Final = tuple(each.name for each in fields(Position))
+_FIELDS: Final = tuple(each.name for each in fields(Position) if each.compare)
 #: Fields that are lists in JSON.
 _LISTS: Final = ("exclusive", "members")
 _JSON: Final = json.JSONEncoder(separators=(",", ":"))
@@ -105,6 +116,11 @@ _JSON: Final = json.JSONEncoder(separators=(",", ":"))
 def position_key(pipeline: str, topic: str, partition: int) -> str:
     """Return the key of a pipeline's position in a source partition."""
     return f"{pipeline}/{topic}/{partition}"
+
+
+def moved_mark(request: str, partitions: int) -> Position:
+    """Return the value of a key with MOVED: the ``owner`` is the request, and the ``offset`` how many positions it moved (0: refused)."""
+    return Position("", "", 0, partitions, owner=request)
 
 
 def group_pipeline(group: str) -> str:
@@ -120,3 +136,18 @@ def lag_group(prefix: str, bridge: str, pipeline: str) -> str:
 def position_partition(key: str) -> int:
     """Return the partition of ``bascule.positions`` that holds ``key``."""
     return zlib.crc32(key.encode()) % POSITION_PARTITIONS
+
+
+def with_counts_kept(
+    before: Mapping[str, Position | None], after: Mapping[str, Position | None], heir: str, names: Collection[str]
+) -> dict[str, Position | None]:
+    """Return positions that a driver writes, by key, with the counts of what was carried under the stored ones.
+
+    A key keeps its counts, whatever position it gets. ``heir`` is a key of ``after`` that gets the counts of the keys that end. Only the
+    counts of the pipelines ``names`` are kept.
+    """
+    kept = {key: found.carried if (found := before.get(key)) is not None else NOTHING_CARRIED for key in after}
+    for key, position in after.items():
+        if position is None:
+            kept[heir] = kept[heir].with_pipelines_of(kept[key])
+    return {key: None if position is None else replace(position, carried=kept[key].only(names)) for key, position in after.items()}

@@ -9,14 +9,12 @@ require("metrics")
 from collections import Counter
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bascule.core.errors import Unavailable
 from bascule.core.xa_codes import Code
+from bascule.threads.metrics_server import MetricsServer
 from bascule.xa.manager import TransactionManager
-from bascule.xa.statistics import BOUNDS_S
 from bascule.xa.two_phase import TransactionStatus
 
 #: The value of the label ``outcome``.
@@ -62,20 +60,10 @@ class TransactionCollector(Collector):
             for code, kind in KINDS.items():
                 heuristics.add_metric((manager.name, kind), found[code])
             for phase, times in now.phases.items():
-                buckets, total = [], 0
-                for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), times.counts, strict=True):
-                    total += count
-                    buckets.append((bound, total))
-                phases.add_metric((manager.name, phase.value), buckets, times.sum_s)
+                phases.add_metric((manager.name, phase.value), times.buckets, times.sum_s)
         yield from (ended, active, doubts, oldest, heuristics, phases)
 
 
 def serve_metrics(manager: TransactionManager, port: int, host: str = "127.0.0.1") -> int:
     """Serve http://HOST:PORT/metrics from a thread until the process ends. Return the port, which 0 selects freely. Raises Unavailable."""
-    registry = CollectorRegistry()
-    registry.register(TransactionCollector(manager))
-    try:
-        server, _ = start_http_server(port, host, registry)
-    except OSError as error:
-        raise Unavailable(f"could not serve metrics at {host}:{port}: {error}") from error
-    return int(server.server_port)
+    return MetricsServer(TransactionCollector(manager), port, host).port

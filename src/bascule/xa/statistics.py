@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from bascule.core.durations import Durations
 from bascule.xa.log import Heuristic
 from bascule.xa.plan import Action
 from bascule.xa.recovery_protocol import Pass
@@ -15,19 +15,6 @@ from bascule.xa.two_phase import TransactionPhase, TransactionStatus
 
 #: Upper bounds, in seconds, of the histogram of phases: from a commit in memory to a resource that hangs.
 BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseTimes:
-    """The durations of a phase. ``counts`` has a number for each of BOUNDS_S, not cumulative, and one for longer durations."""
-
-    counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
-    sum_s: float = 0.0
-
-    def with_one(self, seconds: float) -> PhaseTimes:
-        """Return these durations and one more."""
-        place = bisect_left(BOUNDS_S, seconds)
-        return PhaseTimes((*self.counts[:place], self.counts[place] + 1, *self.counts[place + 1 :]), self.sum_s + seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +27,7 @@ class ManagerStatistics:
     """
 
     ended: Mapping[TransactionStatus, int]
-    phases: Mapping[TransactionPhase, PhaseTimes]
+    phases: Mapping[TransactionPhase, Durations]
     in_doubt: Mapping[bytes, float]
     heuristics: tuple[Heuristic, ...]
 
@@ -51,7 +38,7 @@ class Statistics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ended = dict.fromkeys((TransactionStatus.COMMITTED, TransactionStatus.ROLLED_BACK, TransactionStatus.IN_DOUBT), 0)
-        self._phases = dict.fromkeys(TransactionPhase, PhaseTimes())
+        self._phases = dict.fromkeys(TransactionPhase, Durations.none(BOUNDS_S))
         self._in_doubt: dict[bytes, float] = {}
         self._heuristics: tuple[Heuristic, ...] = ()
 
@@ -62,7 +49,7 @@ class Statistics:
         with self._lock:
             self._ended[status] += 1
             for phase, seconds in times_s.items():
-                self._phases[phase] = self._phases[phase].with_one(seconds)
+                self._phases[phase] = self._phases[phase].with_these((seconds,))
             if pending:
                 self._in_doubt[gtrid] = now_s
 

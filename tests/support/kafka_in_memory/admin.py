@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AclOperation, ConfigEntry
+from confluent_kafka.admin import AclOperation, AlterConfigOpType, ConfigEntry, ConfigSource
 
 from tests.support.kafka_in_memory.client import MemoryClient
-from tests.support.kafka_in_memory.state import Topic, failure
+from tests.support.kafka_in_memory.state import DEFAULTS, Topic, failure
 
 
 class MemoryAdmin(MemoryClient):
@@ -70,9 +70,27 @@ class MemoryAdmin(MemoryClient):
             raise failure(KafkaError.UNKNOWN_TOPIC_OR_PART)
         return self.kafka.topics[name]
 
+    def delete_topics(self, topics: list[str], **_: Any) -> dict[str, Future[None]]:
+        def delete(name: str) -> None:
+            self._topic(name)
+            del self.kafka.topics[name]
+
+        return {name: self._answer_of_controller("delete_topics", partial(delete, name)) for name in topics}
+
+    def incremental_alter_configs(self, resources: list[Any], **_: Any) -> dict[Any, Future[None]]:
+        def alter(resource: Any) -> None:
+            config = self._topic(resource.name).config
+            for entry in resource.incremental_configs:
+                reset = entry.incremental_operation is AlterConfigOpType.DELETE
+                config[entry.name] = DEFAULTS[entry.name] if reset else entry.value
+
+        return {each: self._answer_of_controller("incremental_alter_configs", partial(alter, each)) for each in resources}
+
     def describe_configs(self, resources: list[Any], **_: Any) -> dict[Any, Future[Any]]:
         def entries(name: str) -> dict[str, ConfigEntry]:
-            return {key: ConfigEntry(key, value) for key, value in self._topic(name).config.items()}
+            default, own = ConfigSource.DEFAULT_CONFIG, ConfigSource.DYNAMIC_TOPIC_CONFIG
+            sources: Any = {True: default.value, False: own.value}  # as librdkafka's client: the number
+            return {key: ConfigEntry(key, value, sources[DEFAULTS.get(key) == value]) for key, value in self._topic(name).config.items()}
 
         return {each: self._answer_of_controller("describe_configs", partial(entries, each.name)) for each in resources}
 

@@ -11,9 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from bascule.adapter.inbound import ActivationSpec, ActivationStatus, ResourceAdapter, WorkerPool
 from bascule.adapter.inbound.metrics import COUNTERS, AdapterCollector, serve_metrics
-from bascule.adapter.inbound.workers import Counts
+from bascule.adapter.inbound.workers import HANDLER_BOUNDS_S, Counts
+from bascule.core.durations import Durations
 from bascule.core.errors import InvalidInput, Unavailable
 
+HANDLED = Durations.none(HANDLER_BOUNDS_S).with_these((0.2, 0.3))
 PARTITIONS = {"payments-0": "ready", "payments-1": "taking over"}
 
 
@@ -24,7 +26,9 @@ class FixedStatus(ResourceAdapter):
         counts = {name: number for number, name in enumerate(COUNTERS)}
         idle = dict.fromkeys(COUNTERS, 0)
         return [
-            ActivationStatus("shop", "handle", True, PARTITIONS, 5, 2, 1, ("worker-1", "worker-2"), ("payments-1",), 4, counts, "trouble"),
+            ActivationStatus(
+                "shop", "handle", True, PARTITIONS, 5, 2, 1, ("worker-1", "worker-2"), ("payments-1",), 4, counts, "trouble", HANDLED
+            ),
             ActivationStatus("store", "handle", True, {}, 0, 0, 0, (), (), 0, idle, ""),
         ]
 
@@ -38,6 +42,9 @@ def test_every_count_and_state_of_group_is_exported_as_metric() -> None:
     assert values == {"partitions": 2, "waiting": 5, "delayed": 2, "at_work": 1, "hanging": 2, "blocked": 1, "dead_letters": 4}
     totals = [registry.get_sample_value(f"bascule_adapter_{name}_total", {"group": "shop"}) for name in COUNTERS]
     assert totals == list(range(len(COUNTERS)))
+    assert registry.get_sample_value("bascule_adapter_handler_seconds_sum", {"group": "shop"}) == 0.5
+    assert registry.get_sample_value("bascule_adapter_handler_seconds_bucket", {"group": "shop", "le": "0.25"}) == 1
+    assert registry.get_sample_value("bascule_adapter_handler_seconds_count", {"group": "store"}) == 0
     assert registry.get_sample_value("bascule_adapter_waiting", {"group": "store"}) == 0
 
 

@@ -131,3 +131,24 @@ def test_hanging_worker_is_named_by_stop_and_not_awaited(monkeypatch: pytest.Mon
         released.set()
         for worker in left:
             worker.join(LONG_S)
+
+
+def test_duration_of_each_call_of_the_endpoint_is_counted_also_if_it_fails() -> None:
+    counts = Counts()
+
+    def work(record: Record) -> None:
+        if record.offset == 1:
+            raise ValueError("bad record")
+
+    timed = counts.timed(work)
+    timed(delivery(0).record)
+    with pytest.raises(ValueError, match="bad record"):
+        timed(delivery(1).record)
+    assert sum(counts.handler.counts) == 2
+    assert counts.handler.sum_s >= 0
+
+
+def test_pool_counts_the_calls_that_it_makes() -> None:
+    with pool(2, lambda _: None) as running:
+        running.add([delivery(offset) for offset in range(5)])
+        wait_for(lambda: sum(running._counts.handler.counts) == 5, "five calls")

@@ -6,9 +6,11 @@ import base64
 import hashlib
 import hmac
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 
+from bascule.amqp.channel_binding import TLS_SERVER_END_POINT, TLS_UNIQUE
 from bascule.amqp.events import ConnectionClosed
 from bascule.amqp.sasl import (
     AuthenticationFailed,
@@ -20,7 +22,7 @@ from bascule.amqp.sasl import (
     SaslClient,
     SaslServer,
 )
-from bascule.amqp.scram import ScramClient, ScramServer
+from bascule.amqp.scram import CLIENT_NONCE_BYTES_MAX, ScramClient, ScramServer
 from bascule.amqp.verifiers import ITERATIONS, ITERATIONS_MAX, SALT_BYTES, SALT_BYTES_MAX, SCRAM_SHA_256, SCRAM_SHA_512, Verifier, Verifiers
 from tests.unit.amqp.pair import Pair, events_of
 
@@ -32,6 +34,10 @@ CLIENT_FIRST = b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
 SERVER_FIRST = b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
 CLIENT_FINAL = b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
 SERVER_FINAL = b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+
+
+#: AMQP 1.0 part 5, section 5.3.1.
+SASL_FRAME_BYTES_OF_THE_STANDARD = 512
 
 
 def verifiers(**passwords: str) -> Verifiers:
@@ -114,6 +120,15 @@ def test_server_success_before_client_proof_raises_authentication_failed() -> No
 def test_malformed_client_first_message_is_refused(first: bytes) -> None:
     with pytest.raises(AuthenticationFailed):
         server().step(first)
+
+
+def test_nonce_that_makes_the_challenge_larger_than_a_sasl_frame_is_refused() -> None:
+    longest = b"n,,n=user,r=" + b"r" * CLIENT_NONCE_BYTES_MAX
+    challenge = server(user="pencil").step(longest)
+    assert isinstance(challenge, bytes)
+    assert len(challenge) < SASL_FRAME_BYTES_OF_THE_STANDARD - 30
+    with pytest.raises(AuthenticationFailed, match="nonce"):
+        server(user="pencil").step(longest + b"r")
 
 
 @pytest.mark.parametrize(
@@ -272,3 +287,94 @@ def test_unknown_user_and_wrong_password_cause_the_same_work(mechanism: str, mon
 
 def test_salt_of_an_unknown_user_differs_between_mechanisms() -> None:
     assert Verifiers({}, b"s", SCRAM_SHA_256).shown("x").salt != Verifiers({}, b"s", SCRAM_SHA_512).shown("x").salt
+
+
+BINDING = b"hash of the certificate"
+BINDINGS = {TLS_SERVER_END_POINT: BINDING, TLS_UNIQUE: b"finished"}
+
+
+def bound(*, plus: bool, bindings: Mapping[str, bytes] = BINDINGS) -> ScramServer:
+    return ScramServer(verifiers(user="pencil"), SERVER_NONCE, bindings, plus=plus)
+
+
+def offer(bindings: Mapping[str, bytes] = BINDINGS) -> SaslServer:
+    """Return a server that offers both variants, the one with channel binding only if there is one."""
+    plus = {"SCRAM-SHA-256-PLUS": lambda: bound(plus=True, bindings=bindings)} if bindings else {}
+    return SaslServer({**plus, "SCRAM-SHA-256": lambda: bound(plus=False, bindings=bindings)})
+
+
+def clients(end_point: bytes | None) -> list[ScramClient]:
+    """Return the mechanisms of a client that prefers channel binding."""
+    plus = () if end_point is None else (True,)
+    return [ScramClient("user", "pencil", CLIENT_NONCE, end_point=end_point, plus=each) for each in (*plus, False)]
+
+
+@pytest.mark.parametrize(
+    ("bindings", "end_point", "mechanism"),
+    [
+        (BINDINGS, BINDING, "SCRAM-SHA-256-PLUS"),
+        (BINDINGS, None, "SCRAM-SHA-256"),  # a client without channel binding
+        ({}, BINDING, "SCRAM-SHA-256"),  # a server without, behind a proxy that ends TLS
+        ({}, None, "SCRAM-SHA-256"),
+    ],
+)
+def test_client_binds_its_login_to_the_connection_if_both_sides_can(
+    bindings: Mapping[str, bytes], end_point: bytes | None, mechanism: str
+) -> None:
+    sasl = offer(bindings)
+    pair = Pair(sasl=sasl, client_sasl=SaslClient(clients(end_point)), require_sasl=True).run()
+    assert (pair.server.user, sasl.mechanism) == ("user", mechanism)
+    assert not pair.client.closed
+
+
+def test_login_over_another_connection_than_the_clients_is_refused() -> None:
+    sasl = offer()
+    Pair(sasl=sasl, client_sasl=SaslClient(clients(b"hash of the certificate of another")), require_sasl=True).run()
+    assert sasl.user is None
+    assert sasl.error is not None
+    assert "somebody between them ends TLS" in sasl.error.description
+
+
+def test_client_that_was_not_shown_the_variants_with_channel_binding_is_refused() -> None:
+    sasl = offer()
+    _, without = clients(BINDING)
+    Pair(sasl=sasl, client_sasl=SaslClient([without]), require_sasl=True).run()
+    assert sasl.user is None
+    assert sasl.error is not None
+    assert "changed the list of mechanisms" in sasl.error.description
+
+
+@pytest.mark.parametrize(
+    ("plus", "first", "reason"),
+    [
+        (True, b"n,,n=user,r=c", "does not fit the mechanism"),
+        (True, b"y,,n=user,r=c", "does not fit the mechanism"),
+        (False, b"p=tls-server-end-point,,n=user,r=c", "does not fit the mechanism"),
+        (True, b"p=,,n=user,r=c", "no channel binding ''"),
+        (True, b"p=tls-exporter,,n=user,r=c", "no channel binding 'tls-exporter'; this connection has tls-server-end-point, tls-unique"),
+        (True, b"p=\xff,,n=user,r=c", "no channel binding"),
+    ],
+)
+def test_flag_of_another_variant_and_unknown_channel_binding_are_refused(plus: bool, first: bytes, reason: str) -> None:
+    with pytest.raises(AuthenticationFailed, match=reason):
+        bound(plus=plus).step(first)
+
+
+@pytest.mark.parametrize("kind", BINDINGS)
+@pytest.mark.parametrize("sent", [None, b"", b"other"])
+def test_the_proof_covers_the_channel_binding_that_the_client_names(kind: str, sent: bytes | None) -> None:
+    """The client computes its proof over the binding that it sends; the server accepts only the binding of its own connection."""
+    header, asked = f"p={kind},,".encode(), bound(plus=True)
+    bare = f"n=user,r={CLIENT_NONCE}".encode()
+    challenge = asked.step(header + bare)
+    assert isinstance(challenge, bytes)
+    nonce = challenge.partition(b",")[0]
+    final = b"c=" + base64.b64encode(header + (BINDINGS[kind] if sent is None else sent)) + b"," + nonce
+    key = hmac.digest(hashlib.pbkdf2_hmac("sha256", b"pencil", SALT, 4096), b"Client Key", "sha256")
+    signature = hmac.digest(hashlib.sha256(key).digest(), bare + b"," + challenge + b"," + final, "sha256")
+    proof = base64.b64encode(bytes(a ^ b for a, b in zip(key, signature, strict=True)))
+    if sent is None:
+        assert proven(asked, final + b",p=" + proof)
+    else:
+        with pytest.raises(AuthenticationFailed, match="channel binding does not match"):
+            asked.step(final + b",p=" + proof)

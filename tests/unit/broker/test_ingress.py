@@ -46,6 +46,15 @@ def test_records_read_again_after_a_crash_are_taken_once(bench: Bench, stored: i
     assert bench.waiting(bench.queue()) == [1, 2]
 
 
+def test_source_record_that_an_ingress_sends_again_is_a_message_again(bench: Bench) -> None:
+    bench.queue()
+    send = taken(bench, "again")
+    bench.engine.take_in(0, 1, [(send, KEEP)])
+    bench.engine.take_in(0, 2, [(send, KEEP)])
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == ["again", "again"]
+
+
 def test_each_ingress_partition_has_its_own_position(bench: Bench) -> None:
     bench.engine.take_in(0, 5, [(taken(bench, "a"), KEEP)])
     bench.engine.take_in(1, 3, [(taken(bench, "b"), KEEP)])

@@ -33,6 +33,7 @@ def bascule(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
     for name in [name for name in os.environ if name.startswith("BASCULE_") and "__" in name]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("BASCULE_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
 

@@ -68,12 +68,14 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((self.path, json.loads(self.rfile.read(int(self.headers["content-length"])))))
         self._answer()
 
+    do_PUT = do_PATCH = do_POST  # noqa: N815 - the name in the standard library
+
     def _answer(self) -> None:
         self.server.token = self.headers.get("authorization")
         code, content = self.server.answers[self.path.partition("?")[0]]
         self.send_response(code)
         self.end_headers()
-        self.wfile.write(json.dumps(content).encode())
+        self.wfile.write(content.encode() if isinstance(content, str) else json.dumps(content).encode())
 
     def log_message(self, *_: object) -> None:
         pass
@@ -93,6 +95,7 @@ def broker() -> Iterator[Broker]:
 def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BASCULE_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("NO_COLOR", "1")
 
 
@@ -108,6 +111,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 ACTIONS = [
     (["queue", "create", "q"], "/queues/create", {"name": "q"}),
     (["queue", "purge", "q", "--selector", "n = 1"], "/queues/purge", {"name": "q", "selector": "n = 1"}),
+    (["queue", "purge", "q", "--id", "a", "--id", "b"], "/queues/purge", {"name": "q", "selector": "", "ids": "a b"}),
     (["queue", "move", "q", "r"], "/queues/move", {"name": "q", "to": "r", "selector": ""}),
     (["queue", "delete", "q", "--force"], "/queues/delete", {"name": "q", "force": True}),
     (["dead-letters", "return", "--queue", "d"], "/dead-letters/return", {"queue": "d", "selector": ""}),
@@ -126,6 +130,28 @@ def test_administrative_command_posts_its_action_to_the_broker(
     assert run(monkeypatch, *arguments, "--admin", broker.url) == 0
     assert broker.asked == [(path, content)]
     assert capsys.readouterr().out == "done 3\n"
+
+
+@pytest.mark.parametrize(("needs_restart", "code"), [([], 0), ([{"setting": "broker.port", "before": 5672, "after": None}], 1)])
+def test_reload_shows_changes_and_its_exit_code_says_whether_one_needs_a_restart(
+    needs_restart: list[Any], code: int, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    applied = [
+        {"setting": "log.level", "before": "info", "after": "debug", "effect": "at once"},
+        {"setting": "broker.failover", "before": [], "after": ["one:1"], "effect": "new"},
+    ]
+    answer = {"applied": applied, "needs_restart": needs_restart, "unchanged": ["broker.host", "admin.host"]}
+    broker.answers["/config/reload"] = (200, answer)
+    assert run(monkeypatch, "config", "reload", "--admin", broker.url) == code
+    assert broker.asked == [("/config/reload", {})]
+    assert capsys.readouterr().out.splitlines() == [
+        'applied: log.level ("info" -> "debug")',
+        'applied: broker.failover ([] -> ["one:1"]); for what begins from now on',
+        *(["needs a restart: broker.port (5672 -> unset)"] if needs_restart else []),
+        "unchanged: 2 settings",
+    ]
+    assert run(monkeypatch, "config", "reload", "--admin", broker.url, "--format", "json") == code
+    assert json.loads(capsys.readouterr().out) == answer
 
 
 def test_command_reports_messages_left_behind_and_exits_with_1(
@@ -200,7 +226,7 @@ def test_user_in_the_url_logs_in_with_the_password_of_the_environment(broker: Br
     [
         ("http://ann@192.0.2.1:1", "use https"),
         ("http://ann:secret@127.0.0.1:1", "must not have a password"),
-        ("http://ann@127.0.0.1:1", "set BASCULE_PASSWORD"),
+        ("http://ann@127.0.0.1:1", "or set BASCULE_PASSWORD"),
     ],
 )
 def test_password_is_neither_sent_unencrypted_nor_taken_from_the_command_line(

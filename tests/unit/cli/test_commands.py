@@ -17,8 +17,10 @@ import typer
 from typer.core import TyperOption
 
 from bascule.amqp.verifiers import Verifier
+from bascule.cli.login import credentials
 from bascule.cli.main import app
 from bascule.config import Settings, users_file
+from bascule.core.errors import InvalidInput
 from bascule.core.log import LogSettings, configured
 from tests.unit.cli.conftest import Bascule, Done
 
@@ -75,7 +77,7 @@ def test_invalid_settings_are_reported_on_stderr_without_traceback_and_exit_code
         done = bascule(*command)
         assert done.returncode == 2
         assert done.stdout == ""
-        assert done.stderr == "error: bascule.toml:2: broker.prot = 1: unknown setting; did you mean 'port'?\n"
+        assert done.stderr == "error: bascule.toml:2: broker.prot: unknown setting; did you mean 'port'?\n"
 
 
 def test_config_show_prints_sources_and_masks_secrets(tmp_path: Path, bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +109,26 @@ def test_config_check_finds_unusable_certificate(tmp_path: Path, bascule: Bascul
     assert bascule("config", "check").stderr == "error: broker.tls.certificate: server.pem: No such file or directory\n"
 
 
+@pytest.mark.parametrize("arguments", [["--user", "ann:hush"], ["--broker", "amqp://ann:hush@127.0.0.1:1"]], ids=["user", "url"])
+def test_password_on_the_command_line_causes_a_warning_without_it(bascule: Bascule, arguments: list[str]) -> None:
+    done = bascule("browse", "q", "--broker", "amqp://127.0.0.1:1", *arguments)
+    assert done.returncode == 3
+    assert done.stderr.startswith("warning: every user of this machine can see the password in --")
+    assert "hush" not in done.stderr
+
+
+def test_password_of_a_user_comes_from_the_file_then_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "password").write_text("of the file\n")
+    monkeypatch.setenv("BASCULE_PASSWORD", "of the environment")
+    assert credentials("ann", tmp_path / "password") == ("ann", "of the file")
+    assert credentials("ann", None) == ("ann", "of the environment")
+    assert credentials(None, None) is None
+    monkeypatch.delenv("BASCULE_PASSWORD")
+    monkeypatch.setattr("sys.stdin", io.StringIO("of standard input"))
+    with pytest.raises(InvalidInput, match="no password of 'ann': use --password-file, or set BASCULE_PASSWORD"):
+        credentials("ann", None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
@@ -119,12 +141,16 @@ def test_config_check_finds_unusable_certificate(tmp_path: Path, bascule: Bascul
             2,
             "invalid broker URL 'http://127.0.0.1'; use amqp://[USER:PASSWORD@]HOST[:PORT]",
         ),
+        (["browse", "q", "--password-file", "p"], 2, "--password-file is given without --user"),
+        (["browse", "q", "--user", "ann", "--password-file", "nowhere"], 2, "--password-file: nowhere: No such file or directory"),
+        (["browse", "q", "--user", "ann:a", "--password-file", "p"], 2, "--user has a password, and --password-file is given"),
+        (["browse", "q", "--user", ":a"], 2, "--user must begin with the name of a user"),
         (["send", "q"], 2, "give one of --text, --file and --lines"),
         (["send", "q", "--text", "a", "--property", "n:int=x"], 2, "--property 'n:int=x': 'x' is not of type int"),
         (["send", "q", "--text", "a", "--property", "n"], 2, "--property 'n': must be NAME=VALUE or NAME:TYPE=VALUE"),
         (["broker"], 2, "kafka.bootstrap_servers is not set"),
         (["pipelines"], 2, "kafka.bootstrap_servers is not set"),
-        (["up", "--user", "ann"], 2, "--user 'ann'...: must be NAME:PASSWORD"),
+        (["up", "--user", "ann"], 2, "--user 'ann'...: must be NAME:file:PATH"),
         (["up", "--config", "nowhere.toml"], 2, "nowhere.toml: No such file or directory"),
         (
             ["up", "--data-dir", "/proc/nowhere", "--kafka-port", "0", "--amqp-port", "0"],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bascule.client import Queue, connect
+from bascule.client import Queue, SecurityDenied, connect
 from bascule.core.errors import Unavailable
 from tests.unit.client.server import obliging, server
 
@@ -34,6 +34,15 @@ def test_client_sends_messages_to_trusted_broker_over_tls(certificate: Path) -> 
     trusting = ssl.create_default_context(cafile=certificate)
     with server(obliging, tls=of_broker(certificate)) as url, connect(url, tls=trusting) as context:
         assert context.producer(Queue("q")).send_many(["x" * 100_000] * 20) == 20
+
+
+def test_client_that_requires_channel_binding_logs_in_by_nothing_else(certificate: Path) -> None:
+    trusting, login = ssl.create_default_context(cafile=certificate), {"user": "ann", "password": "hush"}
+    for tls in (of_broker(certificate), None):
+        with server(obliging, tls=tls) as url, pytest.raises(SecurityDenied, match="require_channel_binding needs TLS, user and password"):
+            connect(url, tls=trusting, require_channel_binding=True, **login)
+    with server(obliging, tls=of_broker(certificate)) as url, pytest.raises(SecurityDenied, match="no common SASL mechanism"):
+        connect(url, tls=trusting, require_channel_binding=True)
 
 
 def test_client_refuses_broker_with_untrusted_certificate(certificate: Path) -> None:

@@ -125,16 +125,18 @@ def test_start_may_be_a_quoted_or_toml_timestamp(start: str, milliseconds: int) 
     assert load(written(f"{DIVERT}start = {toml}")).settings.divert[0].start_ms == milliseconds
 
 
+#: Tokens give the role ``sales``.
+OIDC_ROLES = "[broker.oidc]\nissuer = 'https://login.example'\naudience = ['b']\nroles_claim = 'roles'\nroles = ['sales']\n"
 ERRORS = [
-    ("[broker]\nprot = 1", "bascule.toml:2: broker.prot = 1: unknown setting; did you mean 'port'?"),
+    ("[broker]\nprot = 1", "bascule.toml:2: broker.prot: unknown setting; did you mean 'port'?"),
     ("[brokre]\nport = 1", "bascule.toml:1: brokre: unknown setting; did you mean 'broker'?"),
-    ("[bridge]\nxyz = 1", "bascule.toml:2: bridge.xyz = 1: unknown setting; known are id"),
+    ("[bridge]\nxyz = 1", "bascule.toml:2: bridge.xyz: unknown setting; known are id"),
     ("[broker]\nport = 99999", "bascule.toml:2: broker.port = 99999: should be less than or equal to 65535"),
     ("[broker]\nport = 'x'", 'bascule.toml:2: broker.port = "x": should be a valid integer, unable to parse string as an integer'),
     ("[broker]\nmax_message_bytes = '65 MiB'", 'broker.max_message_bytes = "65 MiB": should be less than or equal to 67108864'),
     (
         "[broker]\nhost = '0.0.0.0'",
-        "broker: no client could connect to host '0.0.0.0'; set users, users_file, tls.client_ca, or allow_anonymous = true",
+        "broker: no client could connect to host '0.0.0.0'; set users, users_file, oidc.issuer, tls.client_ca, or allow_anonymous = true",
     ),
     (
         "[broker]\nport = 1\nhost = '0.0.0.0'\nallow_anonymous = true",
@@ -157,7 +159,7 @@ ERRORS = [
     ("[broker]\nusers = {ann = 'file:nowhere'}", "bascule.toml:2: broker.users: ann: nowhere: No such file or directory"),
     ("[journal]\nmin_insync_replicas = 2", "journal: min_insync_replicas 2 is more than replication_factor 1"),
     ("[kafka.client]\nacks = '1'", "kafka.client: 'acks' is set by Bascule: a record counts when all in-sync replicas have it"),
-    (f"{DIVERT}selektor = ''", """bascule.toml:4: divert["delayed"].selektor = "": unknown setting; did you mean 'selector'?"""),
+    (f"{DIVERT}selektor = ''", """bascule.toml:4: divert["delayed"].selektor: unknown setting; did you mean 'selector'?"""),
     ('[[divert]]\nfrom = "a"', "bascule.toml:1: divert[1].name: must be given"),
     ('[[divert]]\nname = "a b"\nfrom = "a"', """divert["a b"].name = "a b": must be 1 to 100 letters, digits, '.', '_' and '-'"""),
     (f"{DIVERT}{DIVERT}", """bascule.toml:5: divert["delayed"].name = "delayed": the name 'delayed' is given twice"""),
@@ -173,6 +175,7 @@ ERRORS = [
     (f"{DIVERT}to = 'k/${{address}}'", """must be a Kafka topic name: 1 to 249 letters, digits, '.', '_' and '-'"""),
     (f"{DIVERT}to = 'bascule.journal'", """divert["delayed"].to = "bascule.journal": 'bascule.journal' is one of Bascule's own topics"""),
     (f"{DIVERT}to = 'bascule.xa.decisions'", "'bascule.xa.decisions' is one of Bascule's own topics"),
+    (f"{DIVERT}to = 'lines'\n[audit]\ntopic = 'lines'", "'lines' is one of Bascule's own topics"),
     (f"{DIVERT}to = 'bascule.dead-letter'", "'bascule.dead-letter' is the dead-letter topic (pipelines.dead_letter_topic)"),
     (f"{DIVERT}key = 'header:x'", "must be message-id, correlation-id, group-id, none or property:NAME"),
     (f"{DIVERT}key = 'property:a-b'", "must be message-id, correlation-id, group-id, none or property:NAME"),
@@ -189,7 +192,7 @@ ERRORS = [
     ("[[ingress]]\nname = 'a'\ntopics = ['a b']", """ingress["a"].topics[1] = "a b": must be a Kafka topic name"""),
     (
         "[[address]]\nmatch = 'orders.#'\nmax_mesages = 1",
-        """bascule.toml:3: address["orders.#"].max_mesages = 1: unknown setting; did you mean 'max_messages'?""",
+        """bascule.toml:3: address["orders.#"].max_mesages: unknown setting; did you mean 'max_messages'?""",
     ),
     ("[[address]]\nmax_messages = 1", "bascule.toml:1: address[1].match: must be given"),
     (
@@ -200,12 +203,17 @@ ERRORS = [
         "[broker.roles]\nsales = ['ann']\n[[limit]]\nroles = ['sale']\nmax_links = 1",
         """bascule.toml:4: limit[1].roles = ["sale"]: there is no role 'sale'; known are sales""",
     ),
+    (
+        OIDC_ROLES + "[[limit]]\nroles = ['sales']\nmax_links = 1",
+        "only tokens give the role 'sales'; a limit is for users, or for roles of [broker.roles]",
+    ),
+    (OIDC_ROLES + "[admin]\nview = ['sale']", "there is no role 'sale'; known are sales"),
     ("[[limit]]\nmax_links = 1", "bascule.toml:1: limit[1]: it concerns nobody; give users or roles"),
     ("[[limit]]\nusers = ['a']", "bascule.toml:1: limit[1]: it sets no limit; give at least one, such as max_connections"),
     ("[[limit]]\nusers = ['a']\nmax_message_bytes = '1 B'", "should be greater than or equal to 1024"),
     (
         "[[permission]]\nmatch = 'a'\nsned = []",
-        """bascule.toml:3: permission["a"].sned = []: unknown setting; did you mean 'send'?""",
+        """bascule.toml:3: permission["a"].sned: unknown setting; did you mean 'send'?""",
     ),
     (
         "[[address]]\nmatch = 'a#'",
@@ -238,14 +246,14 @@ ERRORS = [
     ),
     ("[[queue]]\nname = '$management'", """name = "$management": is the address of the management node"""),
     ("[[address]]\nmatch = 'a'\ndead_letter_address = '$management'", """dead_letter_address = "$management": is the address of the"""),
-    ("[[queue]]\nname = 'a'\nmax_messages = 1", """queue["a"].max_messages = 1: unknown setting; known are name"""),
+    ("[[queue]]\nname = 'a'\nmax_messages = 1", """queue["a"].max_messages: unknown setting; known are name"""),
     ("[[topic]]\nname = 'a'\n[[topic]]\nname = 'a'", """bascule.toml:4: topic["a"].name = "a": 'a' is given twice"""),
     ("[broker.tls]\nkey = 'k'", "bascule.toml:1: broker.tls: key is set without certificate; nothing would be encrypted"),
     (
         "[broker.tls]\ncertificate = 'c'\nclient_certificate = 'required'",
         "broker.tls: client_certificate is set without client_ca; no certificate could be checked",
     ),
-    ("[broker.tls]\ncertficate = 'c'", "bascule.toml:2: broker.tls.certficate = \"c\": unknown setting; did you mean 'certificate'?"),
+    ("[broker.tls]\ncertficate = 'c'", "bascule.toml:2: broker.tls.certficate: unknown setting; did you mean 'certificate'?"),
     ("[broker]\nusers = {ann = 'SCRAM-SHA-256$x'}", "broker.users: ann: must be SCRAM-SHA-256$ITERATIONS:SALT$STORED-KEY:SERVER-KEY"),
     ("[admin]\ntoken = 'file:nowhere'", "admin.token = ********: nowhere: No such file or directory"),
     ("[divert]\nname = 'a'", "bascule.toml:1: divert: must be an array of tables: write [[divert]]"),
@@ -290,17 +298,56 @@ def test_secret_is_never_shown_in_an_error() -> None:
         "[broker]\nusers = ['ann:hush']",
         "[kafka]\nclient = 'sasl.password=hush'",
         "[pipelines]\nspark = ['spark.password=hush']",
-        "[admin]\ntokn = 'hush'",
-        "[admin.tls]\nkey_pasword = 'hush'",
-        "[broker]\npassword = 'hush'",
-        "[kafka]\nsasl_pasword = 'hush'",
         "[pipelines.spark]\n'spark.hadoop.fs.azure.account.key.x' = ['hush']",
     ],
 )
-def test_a_secret_at_the_wrong_place_or_under_a_misspelt_key_is_not_shown_in_an_error(text: str) -> None:
+def test_a_secret_at_the_wrong_place_is_masked_in_an_error(text: str) -> None:
     message = error_of(text)
     assert MASK in message
     assert "hush" not in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[admin]\ntokn = 'hush'",
+        "[admin.tls]\nkey_pasword = 'hush'",
+        "[broker]\npassword = 'hush'",
+        "[broker]\npwd = 'hush'",
+        "[broker]\nuser = {ann = 'hush'}",
+        "[broker]\nusr = ['ann:hush']",
+        "[kafka]\nsasl_pasword = 'hush'",
+        "[brokre]\nusers = {ann = 'hush'}",
+        "ann = 'hush'",
+        "[[divert]]\nname = 'a'\nfrom = 'b'\npwd = 'hush'",
+    ],
+)
+def test_the_value_of_an_unknown_setting_is_not_shown(text: str) -> None:
+    message = error_of(text)
+    assert "unknown setting" in message
+    assert "hush" not in message
+
+
+def test_errors_about_the_environment_do_not_show_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("BASCULE_BROKER__PWD", "hush"), ("BASCULE_BROKER__USERS", "ann:hush"), ("BASCULE_BROKRE__USERS", "hush")):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError) as error:
+            load()
+        assert "environment" in str(error.value)
+        assert "hush" not in str(error.value)
+        monkeypatch.delenv(name)
+
+
+def test_a_secret_of_kafka_and_spark_is_read_from_a_credential_of_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("hush\n")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    settings = load(
+        written("[kafka.client]\n'sasl.password' = 'credential:key'\n[pipelines.spark]\n'a.secret' = 'credential:key'")
+    ).settings
+    assert (settings.kafka.client, settings.pipelines.spark) == ({"sasl.password": "hush"}, {"a.secret": "hush"})
+    assert "must be the name of a credential, not a path" in error_of("[admin]\ntoken = 'credential:../key'")
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY")
+    assert "CREDENTIALS_DIRECTORY is not set; use LoadCredential=key:PATH" in error_of("[admin]\ntoken = 'credential:key'")
 
 
 def test_address_shows_only_its_explicit_settings_and_admin_token_is_masked() -> None:

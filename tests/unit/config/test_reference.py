@@ -16,15 +16,20 @@ from pydantic.fields import FieldInfo
 from bascule.config.address import Address, AddressSettings, QueueDefinition, TopicDefinition
 from bascule.config.fields import Section
 from bascule.config.limit import Limit
+from bascule.config.oidc import Oidc
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
+from bascule.config.reload_effect import ReloadEffect
 from bascule.config.settings import MIB, Broker, Settings
 from bascule.config.tls import BrokerTls, Tls
+from bascule.config.websocket import WebSocketListener
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 SECTIONS: dict[str, type[BaseModel]] = {
     **{name: field.annotation for name, field in Settings.model_fields.items() if isinstance(field.annotation, type)},
     "broker.tls": BrokerTls,
+    "broker.oidc": Oidc,
+    "broker.websocket": WebSocketListener,
     "admin.tls": Tls,
     "[address]": Address,
     "[permission]": PermissionRule,
@@ -79,9 +84,10 @@ def is_section(annotation: Any) -> bool:
 
 
 def table_of(model: type[BaseModel]) -> str:
-    rows = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+    rows = ["| key | type | default | reload | meaning |", "| --- | --- | --- | --- | --- |"]
     for name, field in fields_of(model).items():
-        cells = (f"`{field.alias or name}`", type_name(field.annotation), default_of(field), str(field.description))
+        (effect,) = (each for each in field.metadata if isinstance(each, ReloadEffect))
+        cells = (f"`{field.alias or name}`", type_name(field.annotation), default_of(field), effect.value, str(field.description))
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
 

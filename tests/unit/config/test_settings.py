@@ -92,6 +92,15 @@ def test_clients_may_send_passwords_only_under_tls_on_loopback_or_with_the_accep
     assert Broker.model_validate(settings).plain_allowed is allowed
 
 
+def test_roles_of_tokens_count_as_roles_of_permissions_and_of_the_admin_server() -> None:
+    oidc = {"issuer": "https://login.example", "audience": ["b"], "roles_claim": "roles", "roles": ["sales"]}
+    rules = [{"match": "#", "send": ["sales"]}]
+    chosen = Settings.model_validate({"broker": {"oidc": oidc}, "permission": rules, "admin": {"view": ["sales"]}})
+    assert chosen.broker.has_logins
+    assert not chosen.broker.has_passwords
+    assert not chosen.broker.anonymous_allowed
+
+
 def test_file_of_users_counts_as_users_and_may_define_roles() -> None:
     broker = {"users_file": "users"}
     assert not Broker.model_validate(broker).anonymous_allowed

@@ -77,6 +77,20 @@ def test_durable_subscription_belongs_to_the_user_who_made_it(user: str, owner: 
     assert RULES.owns(user, owner) is owns
 
 
+def test_roles_of_a_token_add_to_those_of_its_user_which_may_change() -> None:
+    roles = UserRoles({})
+    rules = AccessRules([AccessRule("#", {P.SEND: frozenset({"sales"}), P.CONSUME: frozenset({"shipping"})})], roles)
+    client = rules.with_roles(frozenset({"sales"}))
+    client.authorize("ann", P.SEND, "orders")
+    with pytest.raises(Unauthorized):
+        rules.authorize("ann", P.SEND, "orders")
+    roles.assign({"ann": ["shipping"]})
+    client.authorize("ann", P.CONSUME, "orders")
+    roles.assign({})
+    with pytest.raises(Unauthorized):
+        client.authorize("ann", P.CONSUME, "orders")
+
+
 def test_roles_that_change_count_from_the_next_decision_on_and_add_to_the_lasting_ones() -> None:
     roles = UserRoles({"sales": ["ann"]})
     rules = AccessRules([AccessRule("#", {P.SEND: frozenset({"sales"}), P.CONSUME: frozenset({"shipping"})})], roles)

@@ -9,7 +9,7 @@ from bascule.cli.admin import AdminApiClient
 from bascule.client.core import ConnectionSettings
 from bascule.client.url import BrokerUrl
 from bascule.core.errors import InvalidInput, Unavailable
-from bascule.core.masking import MASK, mask_url
+from bascule.core.masking import MASK, NO_MASK, PropertyMask, mask_url
 
 SECRET = "hunter2"
 
@@ -65,3 +65,10 @@ def test_error_for_an_invalid_url_of_an_admin_server_does_not_show_the_password(
         with pytest.raises((InvalidInput, Unavailable), match=r"must not have a password|no broker answers") as raised:
             AdminApiClient(url, None).look("status")
         assert SECRET not in str(raised.value)
+
+
+def test_values_of_masked_properties_are_not_shown() -> None:
+    mask = PropertyMask(["password", "*Token*", "card?"])
+    properties = {"Password": "a", "passwords": "b", "api_TOKEN": 1, "card1": "c", "card": "d", "[x]": "e"}
+    assert mask.shown(properties) == {"Password": MASK, "passwords": "b", "api_TOKEN": MASK, "card1": MASK, "card": "d", "[x]": "e"}
+    assert NO_MASK.shown(properties) == properties

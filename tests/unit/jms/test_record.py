@@ -56,6 +56,35 @@ def test_foreign_headers_are_ignored_and_null_header_is_an_empty_string() -> Non
     assert message.properties == {"empty": ""}
 
 
+TRACE = {
+    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1,é", "baggage": "user=a%20b,shop=7",
+}  # fmt: skip
+
+
+def test_trace_context_keeps_its_names_in_both_directions() -> None:
+    headers = kafka_headers(JmsMessage(properties={"a": "b", **TRACE}))
+    assert headers[3:] == [("jms.a", b"b"), *((name, text.encode()) for name, text in TRACE.items())]
+    assert from_kafka_headers(headers).properties == {"a": "b", **TRACE}
+
+
+def test_trace_context_with_prefix_of_earlier_versions_is_read() -> None:
+    old = [(f"jms.{name}", text.encode()) for name, text in TRACE.items()]
+    assert from_kafka_headers(old).properties == TRACE
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_trace_context_without_prefix_takes_precedence(order: int) -> None:
+    headers = [("traceparent", b"new"), ("jms.traceparent", b"old")][::order]
+    assert from_kafka_headers(headers).properties == {"traceparent": "new"}
+
+
+def test_trace_context_that_is_no_string_is_a_property_with_its_type() -> None:
+    message = JmsMessage(properties={"traceparent": Int(1), "tracestate": None, "baggage": True})
+    headers = kafka_headers(message)
+    assert headers[3:] == [("jms.int.traceparent", b"1"), ("jms.null.tracestate", b""), ("jms.boolean.baggage", b"true")]
+    assert from_kafka_headers(headers) == message
+
+
 @pytest.mark.parametrize(
     ("header", "octets"),
     [

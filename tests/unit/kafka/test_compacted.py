@@ -49,6 +49,9 @@ class Topic:
     def ask(self, spec: OffsetSpec, *_: object) -> Mapping[int, int]:
         return {0: self.end if isinstance(spec, type(OffsetSpec.latest())) else 0}
 
+    def list_topics(self, _topic: str, timeout: float) -> None:
+        assert timeout > 0
+
     def assign(self, at: Sequence[TopicPartition]) -> None:
         self._next, self.fetching = at[0].offset, True
 
@@ -69,7 +72,7 @@ class Topic:
         self._next = min(offset + 1, self.end)
         self.read.append(offset)
         error = KafkaError(KafkaError._PARTITION_EOF) if offset == self.end else None
-        fields = {"error": error, "partition": 0, "offset": offset, "key": key, "value": value}
+        fields = {"error": error, "partition": 0, "offset": offset, "key": key, "value": value, "headers": None}
         return SimpleNamespace(**{name: lambda each=each: each for name, each in fields.items()})
 
 
@@ -387,3 +390,13 @@ def test_closed_reader_creates_no_client_for_barrier(monkeypatch: pytest.MonkeyP
     with pytest.raises(Unavailable, match="the reader was closed"):
         reader.write_barriers([0])
     assert made == []
+
+
+def test_read_of_a_reader_that_another_thread_has_closed_is_refused(topic: Topic) -> None:
+    followed = Followed(topic)
+    followed.reader.close()
+    topic.append(b"c", b"3")
+    with pytest.raises(Unavailable, match="the reader was closed"):
+        followed.reader.read(10)
+    followed.reader.close()
+    assert topic.read == [0, 1]

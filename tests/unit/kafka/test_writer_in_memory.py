@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import KafkaError
@@ -14,6 +15,7 @@ from bascule.core.kafka_records import Outgoing, Output
 from bascule.kafka import clients, transactional
 from bascule.kafka.redrive import Redrive
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
+from bascule.writer.carried import CarriedCounts, PipelineCount
 from bascule.writer.errors import PositionMoved, Unwritable, WriteDenied
 from bascule.writer.incarnation import Attempt
 from bascule.writer.position import Position, position_partition
@@ -199,3 +201,20 @@ def test_ingress_transactions_have_one_minute_timeout_at_most(kafka: KafkaInMemo
     with closing(TransactionalWriter(SETTINGS, "id", "positions", key)) as writer:
         found = [writer._effects.settings(Attempt(long=long))["transaction.timeout.ms"] for long in (False, True)]
     assert found == [30_000, longest_s * 1000]
+
+
+def test_counts_of_a_position_are_a_header_of_its_record_and_are_read_with_it(
+    kafka: KafkaInMemory, writers: list[TransactionalWriter]
+) -> None:
+    counted = replace(FIRST, carried=CarriedCounts({"orders": PipelineCount(1, 2, 3)}))
+    writers[0].write(outputs("1"), None, counted)
+    found = writers[1].current()
+    assert found is not None
+    assert found.carried == counted.carried
+    partition = kafka.partition("positions", position_partition("key"))
+    headers = {each.value: each.headers for each in partition.records.values() if each.key == b"key"}
+    assert headers == {FIRST.encode(): [("bascule.carried", counted.carried.encode())]}
+    writers[1].write([], counted, SECOND)  # as an earlier version writes it
+    again = writers[0].current()
+    assert again is not None
+    assert again.carried == CarriedCounts()

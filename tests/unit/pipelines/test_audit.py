@@ -12,7 +12,8 @@ from confluent_kafka import Message, Producer
 from bascule.config.settings import Settings
 from bascule.core.errors import InvalidInput
 from bascule.pipelines.audit import AuditResult, audit, audit_diverts
-from bascule.pipelines.spec import EARLIEST, DivertSpec, StartPosition
+from bascule.pipelines.spec import DivertSpec, StartPosition
+from bascule.writer.position import EARLIEST
 from tests.scenarios.sparkless import Bridge
 from tests.support.journal import text_message
 from tests.support.mock_cluster import MockCluster

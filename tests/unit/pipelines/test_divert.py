@@ -245,8 +245,10 @@ def test_address_that_yields_invalid_or_internal_topic_is_dead_lettered(address:
     assert output.topic == "dead"
 
 
-@pytest.mark.parametrize("name", [DECISIONS, "bascule.xa.side", "bascule.xa.log", OUTBOUND, "orders.journal", "orders.dead"])
+@pytest.mark.parametrize(
+    "name", [DECISIONS, "bascule.xa.side", "bascule.xa.log", OUTBOUND, "orders.journal", "orders.dead", "orders.audit"]
+)
 def test_message_and_pattern_cannot_name_internal_topic(name: str) -> None:
-    own = PipelinesSpec("bridge", {}, topics=JournalTopics("orders", "orders.dead")).topics.reserved
+    own = PipelinesSpec("bridge", {}, topics=JournalTopics("orders", "orders.dead", audit_topic="orders.audit")).topics.reserved
     with pytest.raises(BadRecord, match="one of Bascule's own"):
         target_topic("${address}", name, own=own)

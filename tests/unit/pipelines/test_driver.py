@@ -196,7 +196,7 @@ def test_driver_reports_lag_while_running_and_reason_at_end(bridge: Bridge, monk
         running.batch()
         running.query("divert:bad").fail(BadRecord("that cannot be carried"))
         running.driver.poll()
-        assert running.driver._told == {"divert:bad"}
+        assert running.driver._told.keys() == {"divert:bad"}
         running.driver._mirror_due_s = 0.0
         with monkeypatch.context() as patch:
             patch.setattr(Driver, "_tell", lambda _, reasons: None if not reasons else pytest.fail("it is told once"))
@@ -227,9 +227,9 @@ def test_failed_report_of_reason_does_not_stop_driver(bridge: Bridge, monkeypatc
         with monkeypatch.context() as patched:
             patched.setattr(Positions, "stored", away)
             running.driver._tell({COMMON: "why"})
-        assert running.driver._told == set()
+        assert running.driver._told == {}
         running.driver._tell({"ingress:in": "nobody asks"})
-        assert running.driver._told == set()
+        assert running.driver._told == {}
 
 
 def test_superseded_driver_reports_no_reasons(bridge: Bridge) -> None:
@@ -238,7 +238,7 @@ def test_superseded_driver_reports_no_reasons(bridge: Bridge) -> None:
         running.query(COMMON).fail(PositionTaken("another driver"))
         running.driver.poll()
         assert running.driver.queries[COMMON].superseded
-        assert running.driver._told == set()
+        assert running.driver._told == {}
 
 
 def test_catch_up_that_misses_its_end_does_not_join_divert(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_driver_without_spark_looks_for_topics_again_and_again(bridge: Bridge) -
             running.driver._refresh_due_s = 0.0
             running.driver.poll()
             assert running.driver._refresh_due_s > 0.0
-        assert running.driver._session is None
+        assert not running.driver._starting.started
 
 
 def test_unstarted_driver_has_no_spark_session() -> None:

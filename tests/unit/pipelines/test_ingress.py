@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from bascule.core.kafka_records import KafkaRecord
 from bascule.jms.from_kafka import property_name
 from bascule.jms.message import JmsMessage, decode_message
 from bascule.jms.record import kafka_headers, record_value
+from bascule.jms.record_headers import ERRORS
 from bascule.journal.records import KafkaOrigin, Send, SendFlag, decode_send, entries
 from bascule.pipelines.failures import CarriedError, encoded, error_from_spark
 from bascule.pipelines.ingress import IngressEngine
@@ -45,6 +48,38 @@ def test_kafka_record_becomes_message_with_its_coordinates() -> None:
         "plain": "p", "size": 7, "kafka_topic": "topic.a", "kafka_partition": 3, "kafka_offset": 42,
         "kafka_timestamp": RECORD.timestamp_ms, "kafka_key": "key",
     }  # fmt: skip
+
+
+NAMING = RECORD._replace(headers=[("jms.JMSXUserID", b"mallory"), ("JMSXUserID", b"mallory")])
+
+
+@pytest.mark.parametrize(
+    ("validated", "keep", "expected"),
+    [("off", "", "mallory"), ("check", "", None), ("require", "", None), ("set", "", None),
+     ("off", "keep_user_id = false", None), ("set", "keep_user_id = true", "mallory")],
+)  # fmt: skip
+def test_record_names_a_user_only_if_the_settings_trust_it(validated: str, keep: str, expected: str | None) -> None:
+    settings = Settings.model_validate(
+        {"broker": {"validated_user": validated}, "ingress": [{"name": "in", "topics": ["topic.a"], **tomllib.loads(keep)}]}
+    )
+    (spec,) = from_settings(settings, "").ingresses
+    output = IngressEngine(spec, "bridge", "ingress", None).output(NAMING)
+    assert output is not None
+    ((_, start, end),) = entries(output.value)
+    message = decode_message(decode_send(output.value, start, end).body)
+    assert message.user_id == expected
+    assert message.properties["kafka_JMSXUserID"] == "mallory", "a header of another name is a property of another name"
+
+
+@pytest.mark.parametrize("header", ["jms.int.pin", "jms.long.card_pin"])
+def test_reason_of_a_dead_letter_does_not_show_a_masked_property(header: str) -> None:
+    record = RECORD._replace(headers=[(header, b"my secret")])
+    for masked, shown in ((("*PIN*",), False), ((), True)):
+        output = engine(masked=masked).output(record)
+        assert output is not None
+        assert output.topic == "dead"
+        said = dict(output.headers)[f"{ERRORS}exception.message"].decode()
+        assert (header in said, "my secret" in said) == (True, shown)
 
 
 def test_record_key_can_become_message_group() -> None:

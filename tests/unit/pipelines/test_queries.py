@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 
-from bascule.core.errors import BadRecord, Unavailable
+from bascule.core.errors import BadRecord, BasculeError, Unavailable
+from bascule.pipelines.jobs import Startable
 from bascule.pipelines.queries import STEADY_S, Query
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import PositionLost, PositionTaken
@@ -95,10 +97,45 @@ def test_restart_pause_doubles_up_to_limit_and_resets_after_steady_run(tmp_path:
         query.running = Ended(Unavailable("no Kafka"))
         before = time.monotonic()
         query.check()
-        return round(query._due_s - before, 1)
+        started_at_once = query._due_s == math.inf  # there is nothing to build
+        return 0.0 if started_at_once else round(query._due_s - before, 1)
 
-    assert [pause() for _ in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert [pause() for _ in range(9)] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     query._since_s = time.monotonic() - STEADY_S - 1
-    assert [pause() for _ in range(2)] == [0.5, 0.5]
+    assert [pause() for _ in range(2)] == [0.0, 0.0]
     query._since_s = time.monotonic()
-    assert pause() == 1.0
+    assert pause() == 0.5
+
+
+def test_prepared_query_is_started_by_next_check_and_not_built_again(tmp_path: Path) -> None:
+    built: list[str] = []
+    started: list[str] = []
+
+    def start(name: str, _checkpoint: str) -> Ended:
+        started.append(name)
+        return Ended(None)
+
+    def build() -> Startable:
+        built.append("once")
+        return start
+
+    query = Query("q", build, tmp_path)
+    query.prepare()
+    assert (built, started) == (["once"], [])
+    query.check()
+    assert (built, started) == (["once"], ["q-1"])
+
+
+def test_failed_preparation_is_repeated_by_next_check(tmp_path: Path) -> None:
+    answers: list[BasculeError | None] = [Unavailable("no Kafka"), None]
+
+    def build() -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    query = Query("q", build, tmp_path)  # type: ignore[arg-type]
+    query.prepare()
+    assert query.restarts == 1
+    query.check()
+    assert answers == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,13 @@ from bascule.writer.position import PositionTaken
 BAD, TAKEN = BadRecord("no JSON"), PositionTaken("another driver holds it")
 #: A program of drivers whose main thread checks for the signal at any time. Spark's gateway also sets signal handlers.
 SIGNALLED = """
-import os, signal, threading
+import contextlib, os, signal, threading
 from bascule.pipelines import driver
 class Fake:
     queries = {}
     def __init__(self, _):
         self.polled = threading.Event()
+    watched = contextlib.nullcontext
     def start(self, turn):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         threading.Thread(target=lambda: (self.polled.wait(), os.kill(os.getpid(), signal.SIGTERM))).start()
@@ -51,6 +53,9 @@ def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeErr
 
         def start(self, _turn: object) -> bool:
             return True
+
+        def watched(self) -> AbstractContextManager[None]:
+            return nullcontext()
 
         def poll(self) -> None:
             self.left -= 1

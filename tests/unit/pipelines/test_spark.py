@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from bascule.core.errors import InvalidInput
 from bascule.pipelines.spark import kafka_options, kafka_range, kafka_stream, session_settings
-from bascule.pipelines.spec import PipelinesSpec
+from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 
 JARS = ("/jars/a.jar", "/jars/b.jar")
 
@@ -38,11 +39,22 @@ def test_cluster_session_ships_kafka_client_to_workers() -> None:
 
 def test_user_spark_settings_take_precedence_and_jvm_options_are_appended() -> None:
     options = "spark.driver.extraJavaOptions"
-    assert session_settings(PipelinesSpec("b", {}), JARS, "-Xshare")[options] == "-Xshare"
-    assert session_settings(PipelinesSpec("b", {}), JARS, "")[options] == ""
+    transforming = (DivertSpec("d", source="q", target="t", select=("value",)),)
+    assert session_settings(PipelinesSpec("b", {}, transforming), JARS, "-Xshare")[options] == "-Xshare"
+    assert session_settings(PipelinesSpec("b", {}, transforming), JARS, "")[options] == ""
     pipelines = PipelinesSpec("b", {}, spark={"spark.driver.memory": "4g", options: "-Dmine"})
     settings = session_settings(pipelines, JARS, "-Xshare")
-    assert (settings["spark.driver.memory"], settings[options]) == ("4g", "-Xshare -Dmine")
+    assert (settings["spark.driver.memory"], settings[options]) == ("4g", "-Xshare -XX:TieredStopAtLevel=1 -Dmine")
+
+
+def test_jvm_optimizes_its_code_only_for_transformations() -> None:
+    def quick(*diverts: DivertSpec) -> bool:
+        return "TieredStopAtLevel" in session_settings(PipelinesSpec("b", {}, diverts), JARS, "")["spark.driver.extraJavaOptions"]
+
+    plain, transforming = (DivertSpec(name, source="q", target="t", select=select) for name, select in (("p", ()), ("t", ("value",))))
+    assert quick(plain)
+    assert not quick(plain, transforming)
+    assert quick(plain, replace(transforming, enabled=False))
 
 
 def test_kafka_settings_are_translated_to_java_client_names() -> None:

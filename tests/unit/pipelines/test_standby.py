@@ -29,8 +29,9 @@ def driver(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     monkeypatch.setattr(StopSignals, "listen", lambda _: {})
     kafka.create("bascule.ingress")
 
-    def make(stop: StopSignals, reports: list[str], bridge: str = "b1") -> DriverTurn:
-        return DriverTurn(PipelinesSpec(bridge, SETTINGS, topics=JournalTopics("bascule")), stop, lambda: reports.append("standby"))
+    def make(stop: StopSignals, reports: list[str], bridge: str = "b1", instance: str | None = None) -> DriverTurn:
+        pipelines = PipelinesSpec(bridge, SETTINGS, topics=JournalTopics("bascule"), instance=instance)
+        return DriverTurn(pipelines, stop, lambda: reports.append("standby"))
 
     return make
 
@@ -49,6 +50,22 @@ def test_second_driver_waits_as_standby_until_first_ends(driver: Callable[..., D
         assert waiting.result(20)
         second.check()
         assert reports == ["standby"]
+
+
+def test_driver_restarted_under_its_name_continues_although_session_of_killed_one_has_not_ended(driver: Callable[..., DriverTurn]) -> None:
+    reports: list[str] = []
+    first = driver(StopSignals(), [], instance="one")
+    assert first.wait()
+    assert first._election is not None
+    first._election.close(resign=False)  # Kafka sees no difference to a kill
+    with driver(StopSignals(), reports, instance="two") as other:
+        waiting = in_background(other.wait, "other")
+        wait_for(lambda: reports, "a driver with another name to stand by")
+        with driver(StopSignals(), [], instance="one") as second:
+            assert second.wait()
+            second.check()
+            assert not waiting.done()
+        assert waiting.result(20)
 
 
 def test_standby_driver_ends_on_stop_signal(driver: Callable[..., DriverTurn]) -> None:

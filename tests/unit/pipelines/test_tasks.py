@@ -42,6 +42,7 @@ class Idle:
     """A carrier without output."""
 
     begun_at = written = 0
+    spans = None
 
     def __init__(self, *_: object) -> None:
         """Ignore the position."""

@@ -17,9 +17,11 @@ from bascule.client import ConnectionFactory, Queue
 from bascule.client.blocking import Context
 from bascule.config import Settings
 from bascule.core.errors import BasculeError
+from bascule.embedded.service_manager import NO_SERVICE_MANAGER, ServiceManager
 from bascule.kafka import election
 from bascule.server import life, topics
 from bascule.server.node import Node
+from bascule.server.reload import ReloadSource
 from bascule.threads.background import in_background
 from tests.support.kafka_in_memory import KafkaInMemory
 from tests.support.speed import SLOWNESS
@@ -45,7 +47,10 @@ async def until(condition: Callable[[], object], what: str) -> None:
 class Broker:
     """A broker that runs in the loop of the test."""
 
-    def __init__(self, kafka: KafkaInMemory, directory: Path, **sections: Any) -> None:
+    def __init__(
+        self, kafka: KafkaInMemory, directory: Path, *, service_manager: ServiceManager = NO_SERVICE_MANAGER,
+        reload_source: ReloadSource | None = None, **sections: Any,
+    ) -> None:  # fmt: skip
         self.kafka = kafka
         given: dict[str, Any] = {
             "kafka": {"bootstrap_servers": "memory"},
@@ -54,8 +59,8 @@ class Broker:
             "journal": {"prefix": PREFIX, "retention_s": 0, **sections.pop("journal", {})},
             "embedded": {"data_dir": directory},
         }
-        self.settings = Settings(**given, **sections)
-        self.node = Node(self.settings)
+        self.settings = Settings(**given, **sections) if reload_source is None else reload_source.configuration.settings
+        self.node = Node(self.settings, service_manager, reload_source)
         self.ready: list[int] = []
         self.standing_by: list[int] = []
         self.task = asyncio.get_running_loop().create_task(

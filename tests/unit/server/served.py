@@ -7,7 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.events import Event, Transferred
@@ -26,13 +26,17 @@ from bascule.server.audit import NO_AUDIT
 from bascule.server.client_turns import ClientTurns, ConnectionOutput
 from bascule.server.connection import ClientConnection
 from bascule.server.containers import ContainerIds
-from bascule.server.handshakes import Handshake, HandshakeLimits, Handshakes
+from bascule.server.handshakes import Handshake, HandshakeLimits, Handshakes, no_tls
 from bascule.server.interruptions import Interruptions
+from bascule.server.listener_tls import TlsPeer
 from bascule.server.logins import LoginChecks
 from bascule.server.memory import PeerCaches
 from bascule.server.pieces import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, INPUT_STEPS_PER_PIECE
 from bascule.server.usage import Usage, UsageLimits
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
+
+if TYPE_CHECKING:
+    from bascule.tracing.spans import Tracing
 
 E = TypeVar("E", bound=Event)
 UNLIMITED = UsageLimits()
@@ -58,6 +62,7 @@ class Served:
         self.container_id = "bascule"
         self.failover: list[dict[str, Any]] = []
         self.reason = ""
+        self.validated_user = "off"
         self.max_message_bytes = 64 << 20
         self.congested = False
         self.up = True
@@ -73,11 +78,12 @@ class Served:
         self.client_turns = ClientTurns(turn_s=math.inf, slice_s=math.inf)  # a test may do all its work in one turn
         self.logins = LoginChecks()
         self.usage = Usage(usage)
-        self.handshakes = Handshakes(HandshakeLimits(0, 0, HANDSHAKE_TIMEOUT_S), None, lambda handshake: self.connection())
+        self.handshakes = Handshakes(HandshakeLimits(0, 0, HANDSHAKE_TIMEOUT_S), no_tls, lambda handshake: self.connection())
         self.partials = PartialBudget()
         self.peer_caches = PeerCaches(lambda: self.engine)
         self.permissions: Permissions = AllowAll()
         self.audit = NO_AUDIT
+        self.tracing: Tracing | None = None
         self.connections: dict[ClientConnection, None] = {}
         self.container_ids = ContainerIds()
         self.output = ConnectionOutput(turn_s=math.inf)  # a test may write all output in one turn
@@ -87,7 +93,7 @@ class Served:
     def engine(self) -> Engine:
         return self.broker.engine
 
-    def sasl(self, certified: str | None, peer: str) -> SaslServer:
+    def sasl(self, tls: TlsPeer, peer: str) -> SaslServer:
         return SaslServer({"ANONYMOUS": AnonymousServer})
 
     def awake(self) -> bool:
@@ -170,7 +176,7 @@ class Client:
 
     def __init__(
         self, served: Served, container: str = "client", limits: ConnectionLimits | None = None, *, product: str | None = None,
-        begins: bool = True, pipelined: str | None = None,
+        begins: bool = True, pipelined: str | None = None, sasl: SaslClient | None = None,
     ) -> None:  # fmt: skip
         """Connect. ``begins``: begin a session; ``pipelined``: attach a consumer to this queue before the broker has answered."""
         self.served = served
@@ -178,7 +184,7 @@ class Client:
         self.connection = served.connection()
         wire: Any = self.wire
         self.connection.connection_made(wire)
-        self.amqp = Connection(Role.CLIENT, container_id=container, sasl=SaslClient([AnonymousClient()]), limits=limits)
+        self.amqp = Connection(Role.CLIENT, container_id=container, sasl=sasl or SaslClient([AnonymousClient()]), limits=limits)
         self.amqp.open(properties=None if product is None else {Symbol("product"): product})
         self.events: list[Event] = []
         if pipelined is not None:

@@ -18,7 +18,9 @@ from bascule.core.errors import Unavailable
 from bascule.embedded.process import PortInUse
 from bascule.server.admin import AdminServer
 from bascule.server.admin_access import Principal
+from bascule.server.listener_tls import server_context
 from bascule.server.status import (
+    BrokerRole,
     BrokerStatus,
     ConnectionStatus,
     MemoryStatus,
@@ -27,7 +29,7 @@ from bascule.server.status import (
     RetentionHoldStatus,
     SubscriptionStatus,
 )
-from bascule.server.tls import client_context, server_context
+from bascule.server.tls import client_context
 from tests.support.certificates import Authority
 
 QUEUE = QueueStatus(
@@ -67,6 +69,11 @@ class Broker:
     def trouble(self) -> str:
         return "" if self.now["serving"] else self.now["reason"] or self.now["state"]
 
+    def role(self) -> BrokerRole | None:
+        if self.now["serving"]:
+            return BrokerRole.ACTIVE
+        return BrokerRole.STANDBY if self.now["state"] == "standby" else None
+
     async def status(self) -> BrokerStatus:
         return self.now
 
@@ -86,6 +93,9 @@ class Broker:
 
     def contain(self, error: Exception, path: str) -> None:
         self.contained.append((path, repr(error)))
+
+    async def look(self, name: str, parameters: Mapping[str, str]) -> object:
+        return {"name": name, "parameters": dict(parameters)}
 
     async def act(self, principal: Principal, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         self.acted.append((action, arguments))
@@ -144,10 +154,21 @@ def test_readiness_reports_broker_state_and_liveness_reports_process() -> None:
     broker = Broker()
 
     def ask(port: int) -> None:
-        assert get(port, "/readyz") == (200, "ok\n")
+        assert get(port, "/readyz") == get(port, "/active") == (200, "active\n")
         broker.now |= {"serving": False, "state": "loading", "reason": "reads the journal"}
-        assert get(port, "/readyz") == (503, "reads the journal\n")
+        assert get(port, "/readyz") == get(port, "/active") == (503, "reads the journal\n")
         assert get(port, "/livez") == (200, "ok\n")
+
+    served(broker, ask)
+
+
+def test_standby_is_ready_and_not_active() -> None:
+    broker = Broker()
+    broker.now |= {"serving": False, "state": "standby", "reason": "standing by"}
+
+    def ask(port: int) -> None:
+        assert get(port, "/readyz") == (200, "standby\n")
+        assert get(port, "/active") == (503, "standing by\n")
 
     served(broker, ask)
 
@@ -257,7 +278,7 @@ def test_the_admin_server_uses_tls_with_a_certificate(authority: Authority) -> N
         ) as answer:
             assert answer.read() == b"ok\n"
 
-    served(Broker(), ask, tls=server_context(Tls(certificate=server.certificate, key=server.key), "admin.tls"))
+    served(Broker(), ask, tls=lambda: server_context(Tls(certificate=server.certificate, key=server.key), "admin.tls"))
 
 
 def test_error_in_admin_request_is_contained_and_next_request_is_answered() -> None:

@@ -24,6 +24,7 @@ from bascule.server.admin_logins import admin_access
 from bascule.server.login_delays import LoginDelays
 from bascule.server.logins import LoginChecks
 from bascule.server.user_directory import UserDirectory
+from tests.support.provider import Provider, SigningKey, known_tokens
 from tests.unit.server.test_admin import Broker, served
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "operations.md"
@@ -145,6 +146,7 @@ def test_without_users_and_tokens_this_machine_has_the_role_manage_and_others_ha
         {"broker": {"users": {"ann": "a"}}, "admin": {}},
         {"broker": {}, "admin": {"view_token": "t"}},
         {"broker": {"tls": {"certificate": "c", "client_ca": "ca"}}, "admin": {}},
+        {"broker": {"oidc": {"issuer": "https://login.example", "audience": ["bascule"]}}, "admin": {}},
     ],
 )
 def test_with_users_or_tokens_every_path_needs_a_role_and_the_owner_of_the_broker_has_it(changes: Any, tmp_path: Path) -> None:
@@ -175,6 +177,51 @@ def test_star_gives_a_role_to_every_user_and_a_user_has_the_highest_of_the_roles
         assert send(port, "POST", "/ingress/reset", {"authorization": basic("manager", "m")}, "{}")[0] == 200
 
     served(Broker(), ask, access=access)
+
+
+def oidc_settings(provider: Provider, directory: Path) -> Settings:
+    oidc = {"issuer": provider.issuer, "audience": ["bascule"], "roles_claim": "roles", "roles": ["looks", "acts"]}
+    return settings(directory, broker={**SETTINGS["broker"], "oidc": oidc})
+
+
+def test_token_of_a_provider_has_the_highest_role_of_the_token_and_its_user(tmp_path: Path) -> None:
+    with Provider() as provider:
+        chosen = oidc_settings(provider, tmp_path)
+        logins = LoginChecks(known_tokens(provider, chosen.broker.oidc))
+        access = admin_access(chosen, UserDirectory(chosen), logins)
+        credentials: dict[str, AdminRole | int] = {
+            provider.token(roles=["looks"]): AdminRole.VIEW,
+            provider.token(roles=["looks", "acts"]): AdminRole.MANAGE,
+            provider.token("editor", roles=["looks"]): AdminRole.EDIT,
+            provider.token(roles=["changes"]): 403,  # not in broker.oidc.roles
+            provider.token(): 403,
+            provider.token(roles=["acts"], exp=1): 401,
+            provider.token(roles=["acts"], aud="other"): 401,
+            provider.token(roles=["acts"], key=SigningKey("first")): 401,
+            provider.token(roles=["acts"], key=SigningKey("second")): 503,
+            "eyJ.eyJ.": 401,
+            "eyJ" + "x" * 12_000 + "..": 401,
+        }
+        broker = Broker()
+
+        def ask(port: int) -> None:
+            for token, role in credentials.items():
+                for path in admin_paths(access):
+                    body = "{}" if path.method == "POST" else None
+                    code, _, text = send(port, path.method, path.path, {"authorization": f"Bearer {token}"}, body)
+                    assert code == expected(path, role), (path, role, text)
+            assert send(port, "GET", "/status", {"authorization": "Bearer view-token"})[0] == 200
+
+        served(broker, ask, access=access)
+        assert logins.failed > 0
+
+
+@pytest.mark.parametrize(("scheme", "peer", "code"), [("http", "192.0.2.1", 403), ("https", "192.0.2.1", 200), ("http", "127.0.0.1", 200)])
+def test_a_token_of_a_provider_is_accepted_only_over_tls_or_from_this_machine(tmp_path: Path, scheme: str, peer: str, code: int) -> None:
+    with Provider() as provider:
+        chosen = oidc_settings(provider, tmp_path)
+        access = admin_access(chosen, UserDirectory(chosen), LoginChecks(known_tokens(provider, chosen.broker.oidc)))
+        assert asgi_code(access, scheme, peer, f"Bearer {provider.token(roles=['looks'])}") == code
 
 
 def test_a_role_of_the_admin_server_without_users_is_a_fault_of_the_settings(tmp_path: Path) -> None:

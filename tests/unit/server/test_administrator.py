@@ -21,6 +21,7 @@ from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.server import actions
 from bascule.server.admin_access import LOCAL as ADMIN
 from bascule.server.administrator import Administrator
+from bascule.server.status import BrokerRole
 from bascule.server.uncaught import UncaughtErrorHandler
 from bascule.testing.broker import BrokerInMemory
 from tests.unit.server.served import TOPIC, Client, Served, run_async
@@ -41,6 +42,7 @@ class Node(Served):
         self.foreign_records = 1
         self.ingress_foreign_records = 0
         self.watches_elected = False
+        self.role = BrokerRole.ACTIVE
         self.refused_connections = 0
         self.uncaught = UncaughtErrorHandler()
         self.spill: Any = None

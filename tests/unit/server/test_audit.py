@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.server import audit
 from bascule.server.admin_access import AdminAccess
 from bascule.server.audit import AuditTrail, Done, FileSink, audit_of
+from bascule.server.looks import LOOKS
 from tests.support.kafka_in_memory import KafkaInMemory
 from tests.unit.server.broker_process import SOON_S, Broker, called, kafka, serving
 from tests.unit.server.served import Client, Served, run_async
 from tests.unit.server.test_admin import Broker as BrokerStatus
-from tests.unit.server.test_admin import served
+from tests.unit.server.test_admin import get, served
 from tests.unit.server.test_admin_access import send
 
 __all__ = ["kafka"]
@@ -88,8 +90,13 @@ async def test_messages_are_lines_only_by_choice(kafka: KafkaInMemory, tmp_path:
         async with serving(kafka, tmp_path / "data", audit={"file": file, "messages": messages}) as broker:
             await broker.send("q", "a", "b")
             assert await broker.receive("q", 2) == ["a", "b"]
-        found[messages] = [(each["action"], each["on"]) for each in lines(file) if each["action"] in ("send", "receive")]
-    assert found == {False: [], True: [("send", "q")] * 2 + [("receive", "q")] * 2}
+        found[messages] = [each for each in lines(file) if each["action"] in ("send", "receive")]
+    assert found[False] == []
+    assert [(each["action"], each["on"]) for each in found[True]] == [("send", "q")] * 2 + [("receive", "q")] * 2
+    sent, received = ([each["message_id"] for each in found[True] if each["action"] == action] for action in ("send", "receive"))
+    assert sent == received
+    assert len(set(sent)) == 2
+    assert all(each.startswith("ID:") for each in sent)
 
 
 @run_async
@@ -272,3 +279,21 @@ def test_administration_is_a_line_with_who_what_and_result(tmp_path: Path) -> No
     assert delete["result"] == "InUse: has consumers"
     assert "evil.example" in foreign["result"]
     assert "log in with a token" in refused["result"]
+
+
+def test_while_the_audit_fails_the_admin_server_shows_no_content_of_messages(tmp_path: Path) -> None:
+    directory = tmp_path / "audits"
+    directory.mkdir()
+    written = audit_of(AuditSettings(file=directory / "audit", on_failure="refuse"), {})
+    shutil.rmtree(directory)
+    written.record("one", "", who="", peer="")
+    assert written.blocked
+    codes: dict[str, int] = {}
+
+    def ask(port: int) -> None:
+        for path in ("/dead-letters", *(f"/{name}" for name, each in LOOKS.items() if each.content), "/status"):
+            codes[path], _ = get(port, path)
+
+    served(BrokerStatus(), ask, access=AdminAccess(audit=written))
+    assert codes.pop("/status") == 200
+    assert set(codes.values()) == {503}, codes

@@ -318,7 +318,7 @@ async def test_broker_ends_when_another_broker_has_same_instance_name(kafka: Kaf
     first = Broker(kafka, tmp_path / "1", **name)
     await first.serves()
     second = Broker(kafka, tmp_path / "2", **name)
-    with pytest.raises(BasculeError, match="another broker runs as 'twin'"):
+    with pytest.raises(BasculeError, match="another process runs as 'twin'"):
         await asyncio.wait_for(asyncio.gather(first.task, second.task), SOON_S)
     for each in (first, second):
         if not each.task.done():

@@ -87,6 +87,7 @@ def test_frozen_objects_of_clients_are_freed_after_many_have_gone_while_few_mess
 
 
 def test_stopped_collection_leaves_thresholds_callbacks_and_objects_as_they_were() -> None:
+    gc.unfreeze()
     before = gc.get_threshold(), list(gc.callbacks), gc.get_freeze_count()
     collection = GarbageCollection()
     collection.start()

@@ -56,7 +56,7 @@ class Guarded(Served):
         super().__init__()
         self.amqp_limits = ConnectionLimits(handshake_timeout_s=limits.timeout_s)
         node: Any = self
-        self.handshakes = Handshakes(limits, tls, partial(ClientConnection, node))
+        self.handshakes = Handshakes(limits, lambda: tls, partial(ClientConnection, node))
         self.may_login = threading.Event()
         self.may_login.set()
 

@@ -1,4 +1,4 @@
-"""Delays after wrong passwords: how long, for whom, and for whom not."""
+"""Delays after failed logins: how long, for whom, and for whom not."""
 
 from __future__ import annotations
 

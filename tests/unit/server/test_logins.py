@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from bascule.amqp.channel_binding import TLS_SERVER_END_POINT
 from bascule.amqp.sasl import AnonymousClient, ClientMechanism, PlainClient, QuickCheck, SaslClient, SaslServer
 from bascule.amqp.scram import ScramClient
 from bascule.amqp.verifiers import SCRAM_SHA_256, SCRAM_SHA_512, Verifier
 from bascule.config import Settings
 from bascule.config.users_file import User, changing
 from bascule.server import logins
+from bascule.server.admin_logins import admin_access
+from bascule.server.listener_tls import TlsPeer
 from bascule.server.login_delays import FREE_FAILURES
 from bascule.server.logins import LoginChecks, sasl_mechanisms
 from bascule.server.user_directory import ITERATIONS, UserDirectory
@@ -24,6 +27,7 @@ from tests.unit.amqp.pair import Pair
 from tests.unit.server.served import run_async
 
 HASH = str(Verifier.of("hush", b"salt", 1000))
+NO_TLS = TlsPeer()
 BOTH = [SCRAM_SHA_512, SCRAM_SHA_256]
 CLIENTS = {
     "PLAIN": PlainClient,
@@ -45,9 +49,9 @@ def users_file(tmp_path: Path) -> Path:
     return tmp_path / "users"
 
 
-def offered(**broker: object) -> SaslServer:
+def offered(peer: TlsPeer = NO_TLS, **broker: object) -> SaslServer:
     settings = Settings.model_validate({"broker": broker})
-    return SaslServer(sasl_mechanisms(settings.broker, UserDirectory(settings)))
+    return SaslServer(sasl_mechanisms(settings.broker, UserDirectory(settings))(peer))
 
 
 def logged_in(server: SaslServer, *clients: ClientMechanism) -> str | None:
@@ -84,10 +88,17 @@ def test_the_safest_mechanism_is_first_and_each_one_works_for_all_users(settings
     assert list(offered(**settings)._mechanisms) == names
 
 
+def test_variants_with_channel_binding_come_first_where_the_connection_has_one() -> None:
+    bound = TlsPeer("carl", {TLS_SERVER_END_POINT: b"x"})
+    plus = [f"{each}-PLUS" for each in BOTH]
+    assert list(offered(bound, users={"ann": "x"})._mechanisms) == ["EXTERNAL", *plus, *BOTH, "PLAIN"]
+    assert list(offered(bound, users={"ann": HASH})._mechanisms) == ["EXTERNAL", plus[1], SCRAM_SHA_256, "PLAIN"]
+
+
 def test_plain_is_not_offered_where_the_password_could_be_read_on_the_network(users_file: Path) -> None:
     settings = Settings.model_validate({"broker": {"users_file": users_file}})
     exposed = settings.broker.model_copy(update={"host": "0.0.0.0"})
-    assert list(sasl_mechanisms(exposed, UserDirectory(settings))) == BOTH
+    assert list(sasl_mechanisms(exposed, UserDirectory(settings))(TlsPeer())) == BOTH
 
 
 def test_login_with_password_hash_as_password_is_refused() -> None:
@@ -146,7 +157,7 @@ async def test_check_that_would_wait_too_long_is_refused_and_not_made(
     results = await asyncio.gather(*(checks.check(lambda: not made.append(1), "ann", ADDRESS) for _ in range(3)))
     assert (results, len(made), checks.refused) == ([True, False, False], 1, 2)
     assert [record.getMessage() for record in caplog.records] == [
-        f"logins delayed after wrong passwords user=ann address={ADDRESS} of_pair={FREE_FAILURES} of_address={FREE_FAILURES}"
+        f"logins delayed after failures user=ann address={ADDRESS} of_pair={FREE_FAILURES} of_address={FREE_FAILURES}"
         f" of_user={FREE_FAILURES}"
     ]
 
@@ -171,3 +182,15 @@ async def test_check_that_fails_with_an_error_refuses_the_login(quick: bool, cap
     assert not await LoginChecks().check(check, "ann", ADDRESS)
     assert "login check failed" in caplog.text
     assert logins.CHECKS_AT_ONCE == 1
+
+
+@run_async
+async def test_failures_at_the_admin_port_delay_logins_of_clients(tmp_path: Path) -> None:
+    settings = Settings.model_validate({"broker": {"users": {"ann": "hush"}}, "embedded": {"data_dir": tmp_path}})
+    users, checks = UserDirectory(settings), LoginChecks()
+    access = admin_access(settings, users, checks)
+    for _ in range(FREE_FAILURES):
+        assert not await access.check("ann", "guess", "192.0.2.1")
+    assert checks.delayed == 0
+    assert await checks.check(partial(users.check, "ann", "hush"), "ann", "192.0.2.1")
+    assert checks.delayed == 1

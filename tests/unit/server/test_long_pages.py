@@ -12,7 +12,8 @@ from starlette.types import ASGIApp
 
 from bascule.core.destination import Routing
 from bascule.server.admin import admin_app
-from bascule.server.administrator import ENTRIES_PER_TURN, MESSAGES_PER_TURN, Administrator
+from bascule.server.administrator import MESSAGES_PER_TURN, Administrator
+from bascule.server.in_turns import ENTRIES_PER_TURN
 from bascule.server.status import BrokerStatus
 from tests.unit.server.served import Client, run_async
 from tests.unit.server.test_admin import Broker, get, served

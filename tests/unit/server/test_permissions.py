@@ -304,6 +304,8 @@ ADMIN_PLACES = [
     AdminPlace("branches/rollback", {"xid": "7:67:62"}, [(P.MANAGE, MANAGEMENT_ADDRESS)]),
     AdminPlace("branches/forget", {"xid": "7:67:62"}, [(P.MANAGE, MANAGEMENT_ADDRESS)]),
     AdminPlace("ingress/reset", {}, [(P.MANAGE, MANAGEMENT_ADDRESS)]),
+    AdminPlace("messages/send", {"to": Q}, [(P.SEND, Q)]),
+    AdminPlace("messages/send", {"to": "new"}, [(P.SEND, "new"), (P.CREATE_ADDRESS, "new"), (P.CREATE_DURABLE_QUEUE, "new")]),
 ]  # fmt: skip
 
 

@@ -116,3 +116,14 @@ async def test_a_socket_that_does_not_take_the_close_is_aborted() -> None:
     client.listen()
     assert client.amqp.closed
     assert "sent nothing" in str(client.amqp.error)
+
+
+@run_async
+async def test_client_that_has_closed_its_side_and_does_not_read_is_aborted() -> None:
+    served = Served(idle_timeout_s=3600.0)
+    client = Client(served)
+    client.connection.amqp.limits = ConnectionLimits(close_timeout_s=0.1)
+    client.producer("q")
+    assert not client.wire.aborted
+    client.connection.eof_received()
+    await until(lambda: client.wire.aborted)

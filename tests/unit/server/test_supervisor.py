@@ -18,7 +18,9 @@ import pytest
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.signals import StopSignals
 from bascule.embedded.process import PortInUse
+from bascule.embedded.service_manager import ServiceManager
 from bascule.server.supervisor import BACKOFF_MAX_S, STEADY_S, CommandPart, PartState, Supervisor, backoff_s, choose_ports
+from tests.support.service_manager import notify_socket
 
 SERVES = "import signal; print('ready now', flush=True); signal.pause()"
 
@@ -63,6 +65,15 @@ def alive(pid: int | None) -> bool:
     return True
 
 
+def test_supervisor_reports_to_the_service_manager(tmp_path: Path) -> None:
+    stop = StopSignals()
+    with notify_socket(tmp_path / "notify", watchdog_s=60) as manager:
+        service = ServiceManager(manager.environ)
+        supervisor = Supervisor([part(tmp_path, "broker")], pids_file=tmp_path / "pids.json", tell=print, service_manager=service)
+        supervisor.run(stop, stop.set)
+        assert manager.messages() == [["WATCHDOG=1"], ["STOPPING=1", "STATUS=stopping"]]
+
+
 def test_a_killed_part_is_restarted_and_its_new_process_id_recorded(tmp_path: Path) -> None:
     reports: list[str] = []
     with running(tmp_path, [part(tmp_path, "broker"), part(tmp_path, "pipelines")], reports) as file:
@@ -101,6 +112,33 @@ def test_a_part_starts_when_the_parts_before_it_are_ready(tmp_path: Path) -> Non
     finally:
         first.stop(5)
         second.stop(5)
+
+
+def test_a_ready_part_is_asked_to_reload_and_another_one_once_it_is_ready(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    reloads = (
+        "import pathlib, signal, time\n"
+        "signal.signal(signal.SIGHUP, lambda *_: print('reloaded', flush=True))\n"
+        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)\n"
+        "print('ready now', flush=True)\n"
+        "while True: signal.pause()"
+    )
+    late = part(tmp_path, "late", reloads)
+    supervisor = Supervisor([late], pids_file=tmp_path / "pids.json", tell=lambda _line: None)
+    try:
+        supervisor.look(0.0)
+        supervisor.hang_up()
+        supervisor.look(1.0)
+        assert late.pid is not None
+        assert (tmp_path / "late.log").read_text() == ""
+        gate.touch()
+        until(late.ready)
+        supervisor.look(2.0)
+        supervisor.look(3.0)
+        until(lambda: "reloaded" in (tmp_path / "late.log").read_text())
+        assert late.pid is not None
+    finally:
+        late.stop(5)
 
 
 def test_repeated_deaths_increase_the_backoff_and_a_steady_run_resets_it(tmp_path: Path) -> None:

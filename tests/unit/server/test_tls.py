@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bascule.amqp.channel_binding import TLS_SERVER_END_POINT, TLS_UNIQUE, server_end_point
 from bascule.config.tls import BrokerTls, Tls
 from bascule.core.errors import InvalidInput
-from bascule.server.tls import amqp_tls, certified_name, client_context, server_context
+from bascule.server.listener_tls import amqp_tls, server_context, tls_peer
+from bascule.server.tls import client_context
 from tests.support.certificates import Authority, Certificate
+from tests.support.tls_pair import OfPair, TlsPair, handshake
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +41,7 @@ def seen(context: ssl.SSLContext | None, client: ssl.SSLContext) -> str | None:
 
         class Seen(asyncio.Protocol):
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                names.put_nowait(certified_name(transport))
+                names.put_nowait(tls_peer(transport).user)
                 assert isinstance(transport, asyncio.Transport)
                 transport.close()
 
@@ -116,3 +121,44 @@ def test_unusable_tls_files_are_named_in_error(server: Certificate, ann: Certifi
 def test_an_invalid_client_ca_is_named(server: Certificate) -> None:
     with pytest.raises(InvalidInput, match=r"broker.tls.client_ca: .*server.key cannot be used"):
         amqp_tls(settings(server, client_ca=server.key))
+
+
+@pytest.mark.parametrize(
+    ("version", "kinds"), [(ssl.TLSVersion.TLSv1_2, {TLS_SERVER_END_POINT, TLS_UNIQUE}), (ssl.TLSVersion.TLSv1_3, {TLS_SERVER_END_POINT})]
+)
+def test_both_sides_of_a_connection_have_the_same_channel_bindings(
+    version: ssl.TLSVersion, kinds: set[str], authority: Authority, server: Certificate
+) -> None:
+    client = client_of(authority)
+    client.maximum_version = version
+    pair = handshake(amqp_tls(settings(server)), client)
+    found = bindings(pair)
+    certificate = pair.client.getpeercert(binary_form=True)
+    assert certificate is not None
+    assert found.keys() == kinds
+    assert found[TLS_SERVER_END_POINT] == server_end_point(certificate)
+    assert found.get(TLS_UNIQUE) in (None, pair.client.get_channel_binding("tls-unique"))
+    assert bindings(handshake(amqp_tls(settings(server)), client)).get(TLS_UNIQUE, b"") != found.get(TLS_UNIQUE)
+
+
+def test_resumed_session_has_no_channel_binding_that_an_attacker_may_have_made_equal(authority: Authority, server: Certificate) -> None:
+    context, client = amqp_tls(settings(server)), client_of(authority)
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    first = handshake(context, client)
+    resumed = handshake(context, client, session=first.client.session)
+    assert resumed.server.session_reused
+    assert bindings(resumed).keys() == {TLS_SERVER_END_POINT}
+
+
+def test_settings_switch_channel_binding_off(authority: Authority, server: Certificate) -> None:
+    assert not bindings(handshake(amqp_tls(settings(server, channel_binding=False)), client_of(authority)))
+
+
+def test_admin_server_has_no_channel_binding(authority: Authority, server: Certificate) -> None:
+    context = server_context(Tls(certificate=server.certificate, key=server.key), "admin.tls")
+    assert not bindings(handshake(context, client_of(authority)))
+
+
+def bindings(pair: TlsPair) -> Mapping[str, bytes]:
+    transport: Any = OfPair(pair.server)
+    return tls_peer(transport).bindings

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from bascule.amqp.events import ConnectionClosed
+from bascule.amqp.sasl import TokenIdentity
 from bascule.config import Settings
 from bascule.config.limit import Limit
 from bascule.config.users_file import User, Users, UsersFileError, changing, read
@@ -104,7 +103,7 @@ def test_roles_of_file_and_settings_add_up_and_follow_the_file() -> None:
     given = settings([{"match": "#", "send": ["sales"], "consume": ["shipping"]}], roles={"shipping": ["ann", "cert"]})
     node = Node(given)
     rules = node.permissions
-    assert isinstance(rules, AccessRules)
+    assert isinstance(rules.now, AccessRules)
     rules.authorize("ann", Permission.SEND, "a")
     rules.authorize("ann", Permission.CONSUME, "a")
     rules.authorize("cert", Permission.CONSUME, "a")
@@ -211,43 +210,25 @@ async def test_watch_keeps_the_users_of_a_damaged_or_missing_file_and_logs_each_
 
 
 @run_async
-async def test_sighup_reads_the_file_at_once_unless_it_means_a_closed_terminal(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    write(ann=("x",))
-    watched = Watched()
-    monkeypatch.setattr(os, "isatty", lambda _: True)
-    watched.watch.read_on_hangup()
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
-    monkeypatch.setattr(os, "isatty", lambda _: False)
-    watched.watch.read_on_hangup()
-    os.kill(os.getpid(), signal.SIGHUP)
-    deadline_s = time.monotonic() + SOON_S
-    while "users read again users=1 ended=0" not in caplog.text:
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.01)
-    watched.watch.close()
-
-
-@run_async
 async def test_change_ends_connections_of_its_users_also_those_that_are_about_to_log_in() -> None:
     served = Served()
-    by_password, other, by_certificate = (Client(served, name) for name in ("one", "two", "three"))
+    by_password, other, by_certificate, by_token = (Client(served, name) for name in ("one", "two", "three", "four"))
     about_to = served.connection()
     about_to.connection_made(by_password.wire)  # type: ignore[arg-type]
     for connection, user, mechanism in (
         (by_password.connection, "ann", "SCRAM-SHA-512"), (other.connection, "bob", "PLAIN"),
-        (by_certificate.connection, "ann", "EXTERNAL"), (about_to, "ann", "PLAIN"),
+        (by_certificate.connection, "ann", "EXTERNAL"), (about_to, "ann", "PLAIN"), (by_token.connection, "ann", "PLAIN"),
     ):  # fmt: skip
         connection.sasl.mechanism = mechanism
-        connection.sasl._chosen = type("Chosen", (), {"user": user})()
+        connection.sasl.user = user
+    by_token.connection.sasl.identity = TokenIdentity("ann", frozenset(), time.time() + 60)
+    about_to.sasl.user, about_to.sasl._chosen = None, type("Chosen", (), {"user": "ann"})()
 
     def end(*, all_logins: bool) -> None:
         served.client_turns.in_slices(
             end_connections(served.connections, {"ann": EndedLogins("ann was removed", all_logins)}), served.dispatch
         )
-        for client in (by_password, other, by_certificate):
+        for client in (by_password, other, by_certificate, by_token):
             client.run()
 
     end(all_logins=False)
@@ -255,6 +236,8 @@ async def test_change_ends_connections_of_its_users_also_those_that_are_about_to
     assert about_to.client.ended
     assert not other.events_of(ConnectionClosed)
     assert not by_certificate.events_of(ConnectionClosed)
+    assert not by_token.events_of(ConnectionClosed)
     end(all_logins=True)
     assert by_certificate.events_of(ConnectionClosed)
+    assert by_token.events_of(ConnectionClosed)
     assert not other.events_of(ConnectionClosed)

@@ -75,6 +75,20 @@ async def watch():
     await asyncio.sleep(60)
 asyncio.run(watch())
 """,
+    ("server/tls_watch.py", "tls-watch"): """
+from bascule.config import Settings
+from bascule.server import tls_watch
+tls_watch.ListenerTls.look = fail
+tls_watch.amqp_tls, tls_watch.held_certificates = lambda tls: None, lambda tls, where: []
+tls_watch.TlsWatch(Settings.model_validate({"broker": {"tls": {"certificate": "certificate"}}})).start()
+""",
+    ("threads/hangup.py", "hangup"): """
+import os, signal
+os.isatty = lambda descriptor: False
+from bascule.threads import hangup
+hangup.on_hangup(fail)
+os.kill(os.getpid(), signal.SIGHUP)
+""",
     ("server/ingress.py", "ingress-tail"): """
 from bascule.server.ingress import IngressTail
 from bascule.testing.broker import BrokerInMemory

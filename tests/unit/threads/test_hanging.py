@@ -67,6 +67,24 @@ def test_command_shows_stacks_of_all_threads_on_signal() -> None:
     assert "most recent call first" in shown.stderr
 
 
+def test_process_that_asks_for_its_stacks_again_opens_no_further_file_and_ends_without_warning(tmp_path: Path) -> None:
+    script = """
+import os, signal
+from bascule.threads.stacks import show_stacks_on_signal
+files = []
+for _ in range(2):
+    show_stacks_on_signal()
+    files.append(len(os.listdir("/proc/self/fd")))
+os.kill(os.getpid(), signal.SIGUSR1)
+print(files[1] - files[0])
+"""
+    argv = [sys.executable, "-W", "error", "-c", script]
+    env = {**os.environ, stacks.STACKS_VARIABLE: str(tmp_path)}
+    ended = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
+    assert "most recent call first" in next(tmp_path.iterdir()).read_text()
+
+
 def test_stacks_of_stopped_process_are_not_awaited() -> None:
     child = subprocess.Popen([sys.executable, "-c", "print(1, flush=True); import time; time.sleep(60)"], stdout=subprocess.PIPE)
     with child:

@@ -11,7 +11,7 @@ from bascule.broker.retention import Keeper, RetentionHold
 from bascule.broker.snapshot import Snapshot
 from bascule.core.effects import run_blocking
 from bascule.journal.offsets import OffsetMap
-from bascule.writer.pipeline_holds import ALL_DISABLED, DISABLED, UNTOLD, PipelineHoldsProtocol
+from bascule.writer.pipeline_holds import ALL_DISABLED, DISABLED, UNTOLD, PipelineHoldsProtocol, lowest
 from bascule.writer.position import BEGUN, COMMON, DIVERT, ENDED, GROUP, Position, position_key
 
 JOURNAL, ID = "bascule.journal", "id"
@@ -194,3 +194,9 @@ def test_divert_without_owner_is_reported_disabled_or_stopped(state: HoldState, 
 def test_common_position_without_members_reports_all_diverts_disabled(state: HoldState) -> None:
     state.positions = {COMMON_KEY: at(40)}
     assert holds(state) == {COMMON: (40, ALL_DISABLED)}
+
+
+def test_lower_offset_of_two_reads_counts_and_no_position_of_either_is_missed() -> None:
+    left = {"moved": at(1), "gone": at(2), "renewed": at(9)}
+    right = {"moved": at(3), "new": at(1), "renewed": at(0)}
+    assert lowest(left, right) == {"moved": at(1), "gone": at(2), "renewed": at(0), "new": at(1)}

@@ -30,8 +30,9 @@ from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.adapter.inbound.state import Flights, Place, Ref
 from bascule.adapter.inbound.taking_over import ClaimOfOthers, PartitionEvent, Run, pass_on, take_over
 from bascule.adapter.inbound.topics import missing, set_up
-from bascule.adapter.inbound.workers import END_S, Counts, Workers, left_behind
+from bascule.adapter.inbound.workers import END_S, NOTHING_HANDLED, Counts, Workers, left_behind
 from bascule.core import crash
+from bascule.core.durations import Durations
 from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import GroupOffset, KafkaRecord
@@ -64,7 +65,7 @@ _log = get_log("bascule.adapter")
 class ActivationStatus:
     """The status of an activation. ``partitions`` has ``ready`` for each partition, or the reason why it waits.
 
-    ``blocked`` are partitions that wait for a transaction that this endpoint cannot finish.
+    ``blocked`` are partitions that wait for a transaction that this endpoint cannot finish. ``handler`` has the durations of its calls.
     """
 
     group: str
@@ -79,6 +80,7 @@ class ActivationStatus:
     dead_letters: int
     counts: dict[str, int]
     trouble: str
+    handler: Durations = NOTHING_HANDLED
 
 
 class Activation:
@@ -212,7 +214,8 @@ class Activation:
         stopped = next((f"{run.place} {run.trouble}" for run in runs if run.blocked and not run.gone), "") or unburied
         trouble = self._failure or self._trouble or (f"topics do not exist: {', '.join(self._missing)}" if self._missing else stopped)
         return ActivationStatus(
-            self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, blocked, self._dead, counts, trouble
+            self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, blocked, self._dead, counts, trouble,
+            self.counts.handler,
         )  # fmt: skip
 
     def _fail(self, error: BaseException) -> None:

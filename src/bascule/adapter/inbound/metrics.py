@@ -8,12 +8,11 @@ require("metrics")
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bascule.adapter.inbound.adapter import ResourceAdapter
-from bascule.core.errors import Unavailable
+from bascule.threads.metrics_server import MetricsServer
 
 #: Name -> description. The name is also a field of ActivationStatus.
 GAUGES = {
@@ -66,6 +65,10 @@ class AdapterCollector(Collector):
             for status in statuses:
                 counter.add_metric((status.group,), status.counts[name])
             yield counter
+        handler = HistogramMetricFamily("bascule_adapter_handler_seconds", "Duration of the calls of the endpoint", labels=("group",))
+        for status in statuses:
+            handler.add_metric((status.group,), status.handler.buckets, status.handler.sum_s)
+        yield handler
         pools = [pool.status() for pool in self._adapter.pools()]
         for name, text in POOL_GAUGES.items():
             gauge = GaugeMetricFamily(f"bascule_adapter_pool_{name}", text, labels=("pool",))
@@ -76,10 +79,4 @@ class AdapterCollector(Collector):
 
 def serve_metrics(adapter: ResourceAdapter, port: int, host: str = "127.0.0.1") -> int:
     """Serve http://HOST:PORT/metrics from a thread until the process ends. Return the port, which 0 selects freely. Raises Unavailable."""
-    registry = CollectorRegistry()
-    registry.register(AdapterCollector(adapter))
-    try:
-        server, _ = start_http_server(port, host, registry)
-    except OSError as error:
-        raise Unavailable(f"could not serve metrics at {host}:{port}: {error}") from error
-    return int(server.server_port)
+    return MetricsServer(AdapterCollector(adapter), port, host).port

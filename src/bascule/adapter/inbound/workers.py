@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from typing import Final
 
 from bascule.adapter.inbound.deliveries import DeliveryStep, Phase, RecordDelivery
 from bascule.adapter.inbound.endpoint import Endpoint, Instance, name_of
@@ -14,11 +15,15 @@ from bascule.adapter.inbound.scheduler import Scheduler
 from bascule.adapter.inbound.settling import Late
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.adapter.inbound.worker_pool import PoolThread, WorkerPool
+from bascule.core.durations import Durations
 from bascule.core.errors import BasculeError, Scope
 from bascule.core.log import get_log
 
 #: A thread that only has to close its endpoint or clients ends within this time, in seconds, or is left behind.
 END_S = 5.0
+#: Upper bounds, in seconds, of the histogram of calls: from an endpoint that only computes to one that is near its timeout.
+HANDLER_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+NOTHING_HANDLED: Final = Durations.none(HANDLER_BOUNDS_S)
 
 _log = get_log("bascule.adapter")
 
@@ -42,12 +47,31 @@ class Counts:
     superseded: int = 0
     vanished: int = 0
     redelivered: int = 0
+    _handler: Durations = NOTHING_HANDLED
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, name: str, count: int = 1) -> None:
         """Add to a count. Thread-safe."""
         with self._lock:
             setattr(self, name, getattr(self, name) + count)
+
+    @property
+    def handler(self) -> Durations:
+        """Return how long the calls of the endpoint took, also those that failed or were given up."""
+        return self._handler
+
+    def timed(self, call: Callable[[Record], None]) -> Callable[[Record], None]:
+        """Return a call of the endpoint that adds its duration. Thread-safe."""
+
+        def timed(record: Record) -> None:
+            begun_s = time.monotonic()
+            try:
+                call(record)
+            finally:
+                with self._lock:
+                    self._handler = self._handler.with_these((time.monotonic() - begun_s,))
+
+        return timed
 
     def by_name(self) -> dict[str, int]:
         """Return the current counts by name."""
@@ -150,7 +174,7 @@ class Workers:
     def handle(self, worker: PoolThread, delivery: RecordDelivery, call: Callable[[Record], None]) -> float | None:
         """Return when to try a delivery again (monotonic seconds), or None. Raises Late."""
         try:
-            return self._handle(delivery, call)
+            return self._handle(delivery, self._counts.timed(call))
         except Late as error:
             _log.warning(
                 "endpoint returned after its timeout, result ignored",

@@ -1,0 +1,288 @@
+"""Checks of the files for deployment with the tools of their users: `make check-deploy`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+from image_steps import Execution
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "helm" / "bascule"
+CONTAINERFILE = DEPLOY / "containers" / "Containerfile"
+VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
+#: The oldest version of Chart.yaml, and the newest that kubernetes-validate knows.
+KUBERNETES = ("1.27", "1.37")
+TOOLS = Path(sys.executable).parent
+BASCULE = ROOT / ".venv" / "bin" / "bascule"
+#: The stricter the sandbox, the lower the level of `systemd-analyze security`: 100 = none.
+EXPOSURE_MAX = 20
+MODULE_OF_DEFINITIONS = "github.com/prometheus-operator/prometheus-operator"
+
+
+def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}"
+    return done
+
+
+@cache
+def rendered(values: Path, version: str = KUBERNETES[-1], *more: str) -> list[dict[str, Any]]:
+    text = run(
+        TOOLS / "helm", "template", "demo", CHART, "--namespace", "shop", "--kube-version", f"{version}.0", "--values", values, *more
+    ).stdout
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def named(documents: list[dict[str, Any]], kind: str, suffix: str = "") -> dict[str, Any]:
+    (found,) = (each for each in documents if each["kind"] == kind and each["metadata"]["name"].endswith(suffix))
+    return found
+
+
+def container(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = named(documents, kind)["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def environment(of: dict[str, Any], pod: str) -> dict[str, str]:
+    given = {each["name"]: each["value"].replace("$(POD_NAME)", pod) for each in of["env"] if "value" in each}
+    return {"POD_NAME": pod, **given}
+
+
+# -- Kubernetes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_helm_finds_no_fault_in_the_chart(values: Path) -> None:
+    run(TOOLS / "helm", "lint", "--strict", CHART, "--values", values)
+
+
+class Definitions(yaml.SafeLoader):
+    """Loads the value `=` as a string. YAML 1.1 gives this value a special tag, and enumerations in the schemas contain it."""
+
+
+Definitions.add_constructor("tag:yaml.org,2002:value", Definitions.construct_yaml_str)
+
+
+@cache
+def definition(kind: str) -> Any:
+    """Return the schema of a resource of the Prometheus operator."""
+    module = json.loads(run("go", "mod", "download", "-json", MODULE_OF_DEFINITIONS, cwd=DEPLOY / "tools").stdout)
+    path = Path(module["Dir"]) / "example" / "prometheus-operator-crd" / f"monitoring.coreos.com_{kind.lower()}s.yaml"
+    (version,) = yaml.load(path.read_text(), Definitions)["spec"]["versions"]
+    schema = closed(version["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object"}
+    return schema
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema that refuses unknown keys, as the API server does with strict validation."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object" and "additionalProperties" not in schema:
+        made["additionalProperties"] = False
+    return made
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_each_manifest_fits_the_schema_of_its_kind(values: Path, version: str) -> None:
+    for document in rendered(values, version):
+        if document["apiVersion"].startswith("monitoring.coreos.com/"):
+            jsonschema.Draft202012Validator(definition(document["kind"])).validate(document)
+        else:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("kafka.bootstrapServers=", "bootstrapServers"),
+        ("broker.replica=3", "replica"),
+        ("broker.replicas=0", "replicas"),
+        ("broker.antiAffinity=always", "antiAffinity"),
+        ("image.broker.digest=latest", "digest"),
+        ("metrics.serviceMonitor.interval=often", "interval"),
+    ],
+)
+def test_wrong_value_is_refused_by_the_schema_of_the_values(setting: str, text: str) -> None:
+    command = [TOOLS / "helm", "template", CHART, "--kube-version", "1.37.0", "--values", VALUES[0], "--set", setting]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "schema" in done.stderr
+    assert text in done.stderr
+
+
+def test_each_value_is_described_by_the_schema() -> None:
+    def keys(tree: Any, path: str = "") -> set[str]:
+        return {path, *(key for name in tree for key in keys(tree[name], f"{path}.{name}"))} if isinstance(tree, dict) else {path}
+
+    def described(schema: dict[str, Any], path: str = "") -> set[str]:
+        return {path, *(key for name, each in schema.get("properties", {}).items() for key in described(each, f"{path}.{name}"))}
+
+    free = ("resources", "labels")  # any keys of Kubernetes
+    given = {key for key in keys(yaml.safe_load((CHART / "values.yaml").read_text())) if not any(f".{name}." in key for name in free)}
+    assert given <= described(json.loads((CHART / "values.schema.json").read_text()))
+
+
+def test_brokers_start_together_are_spread_and_keep_one_during_maintenance() -> None:
+    documents = rendered(CHART / "ci" / "production-values.yaml")
+    brokers = named(documents, "StatefulSet")
+    assert brokers["spec"]["podManagementPolicy"] == "Parallel"
+    pod = brokers["spec"]["template"]
+    (rule,) = pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert named(documents, "PodDisruptionBudget")["spec"]["minAvailable"] == 1
+    for service in (each for each in documents if each["kind"] == "Service"):
+        assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_containers_are_confined(values: Path) -> None:
+    for kind in ("StatefulSet", "Deployment"):
+        pod = named(rendered(values), kind)["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert not pod["automountServiceAccountToken"]
+        confined = container(rendered(values), kind)["securityContext"]
+        assert confined["readOnlyRootFilesystem"]
+        assert confined["capabilities"] == {"drop": ["ALL"]}
+        assert not confined["allowPrivilegeEscalation"]
+
+
+def test_addresses_of_clients_and_standbys_are_those_of_the_headless_service() -> None:
+    documents = rendered(CHART / "ci" / "production-values.yaml")
+    service, brokers = named(documents, "Service", "-brokers"), named(documents, "StatefulSet")
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert brokers["spec"]["serviceName"] == service["metadata"]["name"]
+    pods = [f"{brokers['metadata']['name']}-{number}" for number in range(3)]
+    domain = f"{service['metadata']['name']}.shop.svc.cluster.local"
+    of = environment(container(documents, "StatefulSet"), pods[1])
+    assert json.loads(of["BASCULE_BROKER__FAILOVER"]) == [f"{pod}.{domain}:5671" for pod in pods]
+    assert of["BASCULE_BROKER__STANDBY_ADDRESS"] == f"{pods[1]}.{domain}:5673"
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_bascule_accepts_the_configuration_of_each_container(values: Path, tmp_path: Path) -> None:
+    documents = rendered(values)
+    secrets = tmp_path / "secrets"
+    for name in ("bascule-kafka/password", "bascule-kafka/ca.crt", "bascule-users/shop"):
+        path = secrets / "bascule" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("secret\n")
+    for name in ("bascule-tls", "bascule-metrics"):
+        (secrets / name).mkdir()
+    (secrets / "bascule-metrics" / "token").write_text("0123456789abcdef0123456789abcdef\n")
+    certificate, key = secrets / "bascule-tls" / "tls.crt", secrets / "bascule-tls" / "tls.key"
+    run(
+        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=broker", "-days", "2", "-keyout", key, "-out", certificate
+    )
+    config = tmp_path / "bascule.toml"
+    config.write_text(named(documents, "ConfigMap", "demo-bascule")["data"]["bascule.toml"].replace("/run/secrets", str(secrets)))
+    for kind in ("StatefulSet", "Deployment"):
+        given = environment(container(documents, kind), "demo-bascule-broker-0")
+        variables = {name: value.replace("/run/secrets", str(secrets)) for name, value in given.items()}
+        run(BASCULE, "config", "check", "--config", config, env={**os.environ, **variables})
+
+
+# -- containers ------------------------------------------------------------------------------------------------------------
+
+
+def test_linter_finds_no_fault_in_the_image_definition() -> None:
+    run(TOOLS / "hadolint", "--failure-threshold", "info", CONTAINERFILE)
+
+
+def test_images_run_as_a_user_without_rights_with_pinned_python_packages() -> None:
+    text = CONTAINERFILE.read_text()
+    assert len(re.findall(r"^USER 10001:10001$", text, re.MULTILINE)) == 2
+    installs = re.findall(r"pip (?:install|wheel)(?:[^;&\n]|\\\n)*", text)
+    assert installs
+    assert all(re.search(r"--require-hashes|--no-deps|--no-index", each) for each in installs), installs
+
+
+def test_context_of_the_build_has_all_files_that_the_steps_copy() -> None:
+    ignored = (DEPLOY / "containers" / "Containerfile.dockerignore").read_text().splitlines()
+    allowed = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    for line in re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE.read_text(), re.MULTILINE):
+        for name in line.split():
+            assert (ROOT / name).exists(), name
+            assert any(Path(name).match(pattern) for pattern in allowed), name
+
+
+def test_steps_of_the_broker_image_make_a_command_that_runs(tmp_path: Path) -> None:
+    Execution(CONTAINERFILE.read_text(), tmp_path, ROOT, {"BASCULE_COMPILE": "0"}).run("broker-environment")
+    command = tmp_path / "opt" / "bascule" / "bin" / "bascule"
+    clean = {"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    assert "bascule" in run(command, "--version", env=clean, cwd=tmp_path).stdout
+    run(command, "config", "check", "--config", DEPLOY / "compose" / "bascule.toml", env=clean, cwd=tmp_path)
+    assert not (tmp_path / "opt" / "bascule" / "bin" / "pip").exists()
+
+
+def test_compose_file_is_valid_and_its_files_exist() -> None:
+    model = yaml.safe_load(run(TOOLS / "compose-go", DEPLOY / "compose" / "compose.yaml", cwd=DEPLOY / "compose").stdout)
+    assert set(model["services"]) == {"kafka", "broker-1", "broker-2", "pipelines"}
+    for service in (each for name, each in model["services"].items() if name != "kafka"):
+        assert service["read_only"]
+        assert (Path(service["build"]["context"]) / service["build"]["dockerfile"]).is_file()
+    run(BASCULE, "config", "check", "--config", model["configs"]["bascule"]["file"])
+
+
+# -- monitoring ------------------------------------------------------------------------------------------------------------
+
+
+def test_alert_rules_pass_their_tests() -> None:
+    run(TOOLS / "promtool", "check", "rules", CHART / "files" / "alerts.yaml")
+    run(TOOLS / "promtool", "test", "rules", DEPLOY / "prometheus" / "alerts_test.yaml")
+
+
+def test_each_alert_has_a_test() -> None:
+    rules = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"][0]["rules"]
+    tests = (DEPLOY / "prometheus" / "alerts_test.yaml").read_text()
+    assert all(re.search(rf'alertname(: |="){rule["alert"]}\b', tests) for rule in rules)
+
+
+def test_queries_of_the_boards_can_be_parsed(tmp_path: Path) -> None:
+    panels = [panel for board in (CHART / "files").glob("*.json") for panel in json.loads(board.read_text())["panels"]]
+    queries = [bound(target["expr"]) for panel in panels for target in panel.get("targets", ())]
+    rules = [{"record": f"board:query{number}", "expr": query} for number, query in enumerate(queries)]
+    file = tmp_path / "queries.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "boards", "rules": rules}]}))
+    assert f"{len(rules)} rules found" in run(TOOLS / "promtool", "check", "rules", file).stdout
+
+
+def bound(query: str) -> str:
+    return query.replace("$__rate_interval", "1m").replace("$job", ".*").replace("$instance", ".*")
+
+
+# -- systemd ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+@pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: path.stem)
+def test_unit_is_valid_and_confined(unit: Path, tmp_path: Path) -> None:
+    text = unit.read_text()
+    assert {"Type=notify", "NotifyAccess=main", "ExecReload=/bin/kill -HUP $MAINPID"} <= set(text.splitlines())
+    assert re.search("^WatchdogSec=[0-9]+$", text, re.MULTILINE)
+    (command,) = re.findall(r"^ExecStart=/opt/bascule/bin/bascule (\w+) --config \S+$", text, re.MULTILINE)
+    assert command in run(BASCULE, "--help").stdout
+    copy = tmp_path / unit.name
+    copy.write_text(text.replace("/opt/bascule/bin/bascule", shutil.which("true") or "/bin/true"))
+    assert run("systemd-analyze", "verify", "--man=no", copy).stdout == ""
+    run("systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_MAX}", copy)

@@ -1,0 +1,84 @@
+"""Results of checks in the format of monitoring plugins (Nagios, Icinga, Sensu): one line, figures behind ``|``, and an exit code."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, NoReturn
+
+import typer
+
+from bascule.cli.output import line, printable
+from bascule.core.errors import BasculeError, Unavailable
+
+
+class CheckState(enum.IntEnum):
+    """The state of a check; its number is the exit code."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+#: From the best state to the worst.
+ORDER: Final = (CheckState.OK, CheckState.UNKNOWN, CheckState.WARNING, CheckState.CRITICAL)
+
+
+class CheckFigure(NamedTuple):
+    """A number with its limits, for graphs. ``unit`` is "", "s", "B" or "%"."""
+
+    label: str
+    value: float
+    warning: float | None = None
+    critical: float | None = None
+    unit: str = ""
+
+    def __str__(self) -> str:
+        label = self.label.replace("'", "''").replace("=", "_")
+        limits = ";".join("" if each is None else f"{each:.15g}" for each in (self.warning, self.critical))
+        return f"'{label}'={self.value:.15g}{self.unit};{limits}"
+
+
+class CheckResult(NamedTuple):
+    """The state of one thing, with the reason and the figures."""
+
+    state: CheckState
+    text: str
+    figures: tuple[CheckFigure, ...] = ()
+
+
+def above(value: float, warning: float | None, critical: float | None) -> CheckState:
+    """Return the state of a value that should not exceed limits."""
+    if critical is not None and value > critical:
+        return CheckState.CRITICAL
+    return CheckState.WARNING if warning is not None and value > warning else CheckState.OK
+
+
+def below(value: float, warning: float | None, critical: float | None) -> CheckState:
+    """Return the state of a value that should not fall below limits."""
+    if critical is not None and value < critical:
+        return CheckState.CRITICAL
+    return CheckState.WARNING if warning is not None and value < warning else CheckState.OK
+
+
+def finish(name: str, check: Callable[[], Iterable[CheckResult]], *, unreachable: CheckState = CheckState.UNKNOWN) -> NoReturn:
+    """Run a check, print its line and exit with its state. ``unreachable`` is the state if the broker does not answer.
+
+    The worst results come first in the line.
+    """
+    try:
+        results = list(check())
+    except Unavailable as error:
+        results = [CheckResult(unreachable, str(error))]
+    except BasculeError as error:
+        results = [CheckResult(CheckState.UNKNOWN, str(error))]
+    except (LookupError, TypeError) as error:  # a crash would exit with the code of WARNING
+        results = [CheckResult(CheckState.UNKNOWN, f"the broker gave another answer than this version of the command expects: {error!r}")]
+    results.sort(key=lambda each: ORDER.index(each.state), reverse=True)
+    worst = results[0].state if results else CheckState.OK
+    # The bar separates the figures from the text, and names come from clients.
+    text = printable("; ".join(each.text for each in results) or "nothing to check").replace("|", "/")
+    figures = printable(" ".join(str(figure) for each in results for figure in each.figures)).replace("|", "/")
+    line(f"{name.upper()} {worst.name} - {text}" + (f" | {figures}" if figures else ""))
+    raise typer.Exit(worst)

@@ -1,0 +1,113 @@
+"""Commands that look at a running broker as the console does: messages of a queue, topics, links of a connection, the flow."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from bascule.cli.admin import AdminApiClient, AdminOption
+from bascule.cli.administer import QueueName, SelectorOption, connections, queues
+from bascule.cli.config import ConfigOption
+from bascule.cli.output import Format, FormatOption, as_json, line, show_rows
+
+topics = typer.Typer(help="List topics.", epilog="Example:  bascule topic list", no_args_is_help=True)
+
+MESSAGE_COLUMNS = ("id", "state", "message_id", "type", "body_kind", "body", "bytes")
+LINK_COLUMNS = ("role", "address", "queue", "selector", "unsettled", "credit")
+#: Maximum characters of a body in a table; JSON shows more.
+BODY_SHOWN = 60
+#: Entries of one request.
+PART = 500
+
+MessageId = Annotated[str, typer.Argument(metavar="ID", help="Id of the message, as `queue messages` shows it")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.add_typer(topics, name="topic")
+    app.command(epilog="Example:  bascule flow")(flow)
+
+
+@queues.command("messages", epilog="Example:  bascule queue messages orders --selector \"JMSType = 'order'\" --text Nantucket")
+def list_messages(
+    name: QueueName,
+    selector: SelectorOption = "",
+    text: Annotated[str, typer.Option("--text", help="Select only messages that contain this text, in any part")] = "",
+    count: Annotated[int, typer.Option("--count", min=1, help="Show at most N messages")] = 50,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show the waiting and delayed messages of a queue with their ids. Removes nothing."""
+    client, rows, after, more = AdminApiClient(admin, config), list[dict[str, Any]](), "", True
+    while more and len(rows) < count:
+        page = client.look("messages", queue=name, selector=selector, text=text, count=min(200, count - len(rows)), after=after)
+        rows += page["messages"]
+        after = page["next"]
+        more = after != ""
+    if output in (Format.TABLE, Format.WIDE):
+        for row in rows:
+            row["body"] = _short(row["body"])
+    show_rows(rows, MESSAGE_COLUMNS, output)
+
+
+@queues.command("message", epilog="Example:  bascule queue message orders 17-waiting-4-812")
+def show_message(
+    name: QueueName,
+    id: MessageId,
+    body: Annotated[bool, typer.Option("--body", help="Write only the body, as bytes, to standard output")] = False,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+) -> None:
+    """Show one message of a queue as JSON: headers, properties, body, and the origin of a dead letter. Removes nothing."""
+    client = AdminApiClient(admin, config)
+    if body:
+        sys.stdout.buffer.write(client.download("messages/body", queue=name, id=id))
+    else:
+        line(as_json(client.look("messages/show", queue=name, id=id), indent=2))
+
+
+@topics.command("list", epilog="Example:  bascule topic list")
+def list_topics(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Show topics with their number of subscriptions."""
+    client, rows, total = AdminApiClient(admin, config), list[dict[str, Any]](), 1
+    while len(rows) < total:
+        part = client.look("list/topics", offset=len(rows), limit=PART)
+        if not part["entries"]:
+            break
+        rows += part["entries"]
+        total = part["found"]
+    show_rows(rows, ("name", "subscriptions", "messages", "consumers"), output)
+
+
+@connections.command("show", epilog="Example:  bascule connection show 127.0.0.1:50312")
+def show_connection(
+    id: Annotated[str, typer.Argument(metavar="ID", help="Address of the connection, as `connection list` shows it")],
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show the producers and consumers of a connection, with their selectors."""
+    found = AdminApiClient(admin, config).look("connections/links", id=id)
+    if output is Format.JSON:
+        line(as_json(found, indent=2))
+    else:
+        show_rows(found["links"], LINK_COLUMNS, output)
+
+
+def flow(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Show the diverts and ingresses of a broker's settings, with the lag of the diverts in records of the journal."""
+    found = AdminApiClient(admin, config).look("flow")
+    if output is Format.JSON:
+        line(as_json(found, indent=2))
+        return
+    diverts = [{"kind": "divert", "records_behind": (each["pin"] or {}).get("records"), **each} for each in found["diverts"]]
+    ingresses = [{"kind": "ingress", "from": ", ".join(each["topics"]) or each["pattern"], **each} for each in found["ingresses"]]
+    show_rows([*diverts, *ingresses], ("kind", "name", "from", "to", "records_behind"), output)
+
+
+def _short(body: dict[str, Any]) -> str:
+    text = str(body.get("text", body.get("base64", body.get("entries", ""))))
+    return text if len(text) <= BODY_SHOWN else text[: BODY_SHOWN - 1] + "…"

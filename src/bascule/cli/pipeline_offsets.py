@@ -1,0 +1,132 @@
+"""The commands ``divert offsets`` and ``ingress offsets``: show positions of a pipeline, and move them after a confirmation."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import typer
+
+from bascule.cli.admin import AdminApiClient, AdminOption
+from bascule.cli.administer import moment
+from bascule.cli.config import ConfigOption
+from bascule.cli.output import Format, FormatOption, as_json, line, note, show_result, show_rows
+from bascule.core.errors import InvalidInput
+
+#: Interval, in seconds, at which the command looks whether the driver has moved the positions.
+LOOK_S: Final = 0.5
+WAIT_S: Final = 30.0
+COLUMNS: Final = ("topic", "partition", "offset", "first", "end")
+PLAN_COLUMNS: Final = ("topic", "partition", "offset", "to", "skipped", "repeated")
+DIVERT_COLUMNS: Final = (*PLAN_COLUMNS, "messages", "taken")
+
+ToOption = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="WHERE",
+        help="Move to `earliest`, `latest`, an offset, or a timestamp (ISO 8601, UTC without a zone)",
+        show_default=False,
+    ),
+]
+ShiftOption = Annotated[
+    int | None, typer.Option("--shift-by", metavar="N", help="Move N records forward, or back if N is negative", show_default=False)
+]
+TopicOption = Annotated[
+    str | None, typer.Option("--topic", help="Move only the positions in this topic (default: all topics)", show_default=False)
+]
+PartitionOption = Annotated[
+    int | None, typer.Option("--partition", min=0, help="Move only the position in this partition of --topic", show_default=False)
+]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for a confirmation")]
+DiscardOption = Annotated[bool, typer.Option("--discard", help="Messages may be lost that only an exclusive divert has")]
+WaitOption = Annotated[
+    float, typer.Option("--wait-s", min=0, help="Wait at most this time in seconds until the driver has done it; 0 = do not wait")
+]
+
+
+def offsets_command(kind: str, path: Callable[..., str]) -> Callable[..., None]:
+    """Return the command for a kind of pipeline. ``path`` returns the path of a page about one of them."""
+
+    def command(
+        name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline in the configuration")],
+        to: ToOption = None, shift_by: ShiftOption = None, topic: TopicOption = None, partition: PartitionOption = None,
+        yes: YesOption = False, discard: DiscardOption = False, wait_s: WaitOption = WAIT_S,
+        config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
+    ) -> None:  # fmt: skip
+        if to is not None and shift_by is not None:
+            raise InvalidInput("--to and --shift-by exclude each other")
+        if to is None and shift_by is None and (topic is not None or partition is not None):
+            raise InvalidInput("--topic and --partition need --to or --shift-by")
+        client, place = AdminApiClient(admin, config), path(kind, name, "offsets")
+        if to is None and shift_by is None:
+            _show(client.look(place), output)
+            return
+        wanted = {"to": to, "shift_by": shift_by, "topic": topic, "partition": partition}
+        plan = client.send("PATCH", place, **{each: value for each, value in wanted.items() if value is not None})
+        if _confirmed(plan, output, yes=yes, discard=discard):
+            answer = client.send("PATCH", place, token=plan["token"], discard=discard)
+            _report(client, place, answer["request"], wait_s, output)
+
+    return command
+
+
+def _show(found: dict[str, Any], output: Format) -> None:
+    if output is Format.JSON:
+        line(as_json(found, indent=2))
+        return
+    show_rows(found["offsets"], COLUMNS, output)
+    if (request := found["request"]) is not None:
+        error = f": {request['error']}" if request["error"] else ""
+        note(f"last request to move, by {request['by'] or 'an unknown user'} at {moment(request['at_ms'])}: {request['state']}{error}")
+
+
+def _confirmed(plan: dict[str, Any], output: Format, *, yes: bool, discard: bool) -> bool:
+    """Show a plan and return whether it is to be carried out. Exits with 1 if it is not confirmed."""
+    moves = plan["moves"]
+    if not moves:
+        note("nothing to do: the positions are there already")
+        return False
+    if output is Format.TABLE:
+        show_rows(moves, DIVERT_COLUMNS if plan["kind"] == "divert" else PLAN_COLUMNS, output)
+    if skipped := sum(each["skipped"] for each in moves):
+        note(f"{skipped} records will be skipped: {plan['kind']} {plan['name']!r} will never carry them")
+    if repeated := sum(each["repeated"] for each in moves):
+        note(f"{repeated} records will be carried again: their readers get the same messages twice")
+    if not all(each.get("counted", True) for each in moves):
+        note("there are too many records to count all messages; there are more than shown")
+    if plan["discards"] and not discard:
+        note("only this divert has messages that would be skipped, so they would be lost. Add --discard if they may be lost")
+        raise typer.Exit(1)
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        note("nothing was changed; add --yes to confirm")
+        raise typer.Exit(1)
+    if not typer.confirm("Move the positions?", err=True):
+        raise typer.Exit(1)
+    return True
+
+
+def _report(client: AdminApiClient, place: str, request: str, wait_s: float, output: Format) -> None:
+    """Show what has become of a request. Exits with 1 if the driver refuses it, or is still busy after ``wait_s``."""
+    until_s = time.monotonic() + wait_s
+    while True:
+        found = client.look(place)
+        asked = found["request"] or {}
+        state = asked.get("state", "pending") if asked.get("id") == request else "replaced by another request"
+        if state != "pending" or time.monotonic() > until_s:
+            break
+        time.sleep(LOOK_S)
+    if output is Format.JSON:
+        line(as_json(found, indent=2))
+    else:
+        show_result({"name": found["name"], "kind": found["kind"], "request": request, "state": state}, output)
+    if state == "pending":
+        note("no driver has moved the positions yet; a driver will when it runs. See `offsets` without options")
+        raise typer.Exit(1 if wait_s else 0)
+    if state != "done":
+        note(asked.get("error") or state)
+        raise typer.Exit(1)

@@ -1,0 +1,188 @@
+"""``bascule why``: what happened to a message, from the journal, the target topics of diverts and the audit topic."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from bascule.cli.administer import moment
+from bascule.cli.config import ConfigOption
+from bascule.cli.kafka_access import with_own_access
+from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
+from bascule.cli.output import Format, FormatOption, as_json, line, note, table
+from bascule.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from bascule.timeline.facts import LifeEvent
+    from bascule.timeline.question import MessageQuestion
+    from bascule.timeline.story import MessageStory
+
+#: Records of the journal that are read by default: about a minute.
+LIMIT: Final = 10_000_000
+#: Interval, in seconds, at which ``--follow`` looks at the target topics and the audit topic again.
+LOOK_S: Final = 2.0
+#: Interval, in seconds, at which a terminal shows the progress.
+SHOW_S: Final = 0.5
+_UNIT_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_PERIOD: Final = re.compile(r"(\d{1,9})([smhd])")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command(epilog="Example:  bascule why ID:4f1c2a:1:1:1-7 --since 2h")(why)
+
+
+def why(
+    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="JMSMessageID of the message, with or without `ID:`")],
+    config: ConfigOption = None,
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Read the journal from this time on: 90s, 30m, 2h, 7d ago, or 2026-03-01T08:00:00Z (default: all)",
+        ),
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Read at most N journal records; 0 = no limit")] = LIMIT,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue until the message has ended everywhere, or until Ctrl-C")] = False,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show what happened to a message, and what is not recorded. Exit with 1 if no message is found."""
+    settings = with_own_access(settings_with_log(config, log_format, log_level))
+    since_ms = since_time_ms(since, datetime.now(UTC)) if since else None
+    from bascule.core.masking import PropertyMask
+    from bascule.pipelines.spec import from_settings
+    from bascule.timeline.question import MessageQuestion
+    from bascule.timeline.scan import ScanLimits
+
+    pipelines = from_settings(settings, str(settings.kafka.bootstrap_servers))
+    limits = ScanLimits(since_ms, limit or None)
+    mask = PropertyMask(settings.admin.masked_properties)
+    with closing(MessageQuestion(pipelines, message_id, limits, mask=mask)) as question:
+        _read(question)
+        if follow:
+            with suppress(KeyboardInterrupt):
+                _follow(question, output)
+        story = question.story()
+    if output is Format.JSON:
+        line(as_json(story.as_dict(), indent=None if follow else 2))
+    else:
+        _show(story, events=not follow)
+    if not story.life.messages and not story.life.branches:
+        raise typer.Exit(1)
+
+
+def since_time_ms(text: str, now: datetime) -> int:
+    """Return the time, in ms since the epoch, that a text means: a period before now, or a date with a time. Raises InvalidInput."""
+    if match := _PERIOD.fullmatch(text):
+        return max(0, int((now.timestamp() - int(match[1]) * _UNIT_S[match[2]]) * 1000))
+    try:
+        moment_said = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"--since {text!r:.60} must be a period (90s, 30m, 2h, 7d) or a time (2026-03-01T08:00:00Z)") from None
+    if moment_said.tzinfo is None:
+        raise InvalidInput(f"--since {text!r:.60} needs a time zone, for example {text}Z")
+    return max(0, int(moment_said.timestamp() * 1000))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _read(question: MessageQuestion) -> None:
+    scan, shown_s = question.scan, 0.0
+    with _progress() as show:
+        for _ in question.steps():
+            if time.monotonic() - shown_s > SHOW_S:
+                shown_s = time.monotonic()
+                percent = 100 * (scan.position - scan.start) // max(1, scan.end - scan.start)
+                show(f"journal: offset {scan.position} of {scan.end} ({percent} %), {len(scan.life.messages)} messages found")
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """Show a line of progress on standard error, if it is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("reading the journal") as status:
+        yield status.update
+
+
+def _follow(question: MessageQuestion, output: Format) -> None:
+    """Print events as they happen, until the message has ended."""
+    shown: set[LifeEvent] = set()
+    looked_s = time.monotonic()
+    while True:
+        story = question.story()
+        for event in story.events():
+            if event not in shown:
+                shown.add(event)
+                line(as_json(story.event(event)) if output is Format.JSON else _line(story, event))
+        if story.ended:
+            return
+        question.read_on()
+        if time.monotonic() - looked_s > LOOK_S:
+            question.look_elsewhere()
+            looked_s = time.monotonic()
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def _line(story: MessageStory, event: LifeEvent) -> str:
+    from bascule.timeline.story import life_queue
+
+    words = (_time(event.time_ms), str(event.what), life_queue(story.life, event), event.detail)
+    return "  ".join(word for word in words if word)
+
+
+def _show(story: MessageStory, *, events: bool) -> None:
+    said = story.as_dict()
+    line(f"{said['id']}: {len(said['messages'])} messages in journal {story.journal}, offsets {story.start} to {story.position}")
+    if events and said["events"]:
+        rows = (
+            (_time(each["time_ms"]), *(each[name] for name in ("offset", "what", "message", "queue", "detail"))) for each in said["events"]
+        )
+        table(("time", "offset", "event", "message", "queue", "detail"), rows)
+    queues = [
+        (each["message"], stay["queue"], stay["state"], _deliveries(stay), stay["copy"])
+        for each in said["messages"]
+        for stay in each["queues"]
+    ]
+    if queues:
+        table(("message", "queue", "state", "deliveries", "copy"), queues)
+    diverts = [(each["message"], *_divert(found)) for each in said["messages"] for found in each["diverts"]]
+    if diverts:
+        table(("message", "divert", "state", "record", "detail"), diverts)
+    if said["branches"]:
+        table(("transaction", "client", "outcome"), ((each["xid"], each["client"], each["outcome"]) for each in said["branches"]))
+    for sentence in said["unrecorded"]:
+        note(f"note: {sentence}")
+
+
+def _deliveries(stay: dict[str, Any]) -> str:
+    if stay["failed_deliveries"]:
+        return f"{stay['failed_deliveries']} failed"
+    if stay["redelivered"]:
+        return "perhaps, before a restart of the broker"
+    return "perhaps" if stay["may_have_been_delivered"] and stay["held"] else "" if stay["may_have_been_delivered"] else "none"
+
+
+def _divert(found: dict[str, Any]) -> tuple[str, ...]:
+    record = f"{found['topic']}-{found['partition']} offset {found['offset']}" if found["offset"] >= 0 else ""
+    return found["divert"], found["state"], record, found["detail"]
+
+
+def _time(time_ms: int) -> str:
+    return moment(time_ms) or "" if time_ms > 0 else ""

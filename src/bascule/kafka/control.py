@@ -1,0 +1,112 @@
+"""The topics by which administrators control pipelines: wishes in ``PREFIX.control``, reports in ``PREFIX.pipelines``. Blocking."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple
+
+from bascule.core.kafka_records import Outgoing
+from bascule.core.topics import JournalTopics
+from bascule.kafka.compacted import Appender, Stored, TableReader, await_stored
+from bascule.writer.control import (
+    DRIVER_KEY,
+    OFFSETS_KEY,
+    RESTART_KEY,
+    WANTED_KEY,
+    DriverReport,
+    OffsetsWish,
+    PipelineReport,
+    RestartWish,
+    Wish,
+    Wishes,
+    decoded,
+    encoded,
+)
+
+_KEYS: Final[Mapping[type, str]] = {Wish: WANTED_KEY, RestartWish: RESTART_KEY, OffsetsWish: OFFSETS_KEY}
+
+
+class Reports(NamedTuple):
+    """The reports of the driver that ran last: its own, None if none ever ran, and those of its pipelines by name."""
+
+    driver: DriverReport | None
+    pipelines: Mapping[str, PipelineReport]
+
+
+class ControlTopics:
+    """Reads and writes both topics. Thread-safe. Clients are made at the first use."""
+
+    def __init__(self, kafka: Mapping[str, Any], topics: JournalTopics) -> None:
+        self._kafka = kafka
+        self._topics = topics
+        self._readers: dict[str, TableReader] = {}
+        self._appender = Appender(kafka)
+        self._lock = threading.Lock()
+
+    def wishes(self, timeout_s: float, *, decides: bool = False) -> Wishes:
+        """Return all wishes. ``decides``: a former leader must not answer. Raises Unavailable, UnreadableControl."""
+        topic = self._topics.control
+        states: dict[str, Wish] = {}
+        restarts: dict[str, RestartWish] = {}
+        offsets: dict[str, OffsetsWish] = {}
+        for name, stored in self._table(topic, timeout_s, decides=decides).items():
+            place = stored.place(topic, name.encode())
+            if name.startswith(WANTED_KEY):
+                states[name.removeprefix(WANTED_KEY)] = decoded(Wish, stored.value, place)
+            elif name.startswith(RESTART_KEY):
+                restarts[name.removeprefix(RESTART_KEY)] = decoded(RestartWish, stored.value, place)
+            elif name.startswith(OFFSETS_KEY):
+                offsets[name.removeprefix(OFFSETS_KEY)] = decoded(OffsetsWish, stored.value, place)
+        return Wishes(states, restarts, offsets)
+
+    def reports(self, timeout_s: float) -> Reports:
+        """Return the newest reports. Raises Unavailable, UnreadableControl."""
+        topic = self._topics.reports
+        table = self._table(topic, timeout_s)
+        own = table.pop(DRIVER_KEY, None)
+        driver = None if own is None else decoded(DriverReport, own.value, own.place(topic, DRIVER_KEY.encode()))
+        found = {name: decoded(PipelineReport, stored.value, stored.place(topic, name.encode())) for name, stored in table.items()}
+        return Reports(driver, found)
+
+    def reported(self, timeout_s: float) -> set[str]:
+        """Return the names of the pipelines that have a report, also one that cannot be read. Raises Unavailable."""
+        return self._table(self._topics.reports, timeout_s).keys() - {DRIVER_KEY}
+
+    def want(self, pipeline: str, wish: Wish | RestartWish | OffsetsWish) -> None:
+        """Store a wish, and return when Kafka has stored it. Raises Unavailable."""
+        await_stored(self._appender.append(_record(self._topics.control, f"{_KEYS[type(wish)]}{pipeline}", encoded(wish))))
+
+    def report(self, reports: Mapping[str, PipelineReport | DriverReport | None]) -> list[Future[int]]:
+        """Write reports by key; None deletes. Returns the futures of ``Appender.append``."""
+        values = {key: None if report is None else encoded(report) for key, report in reports.items()}
+        return [self._appender.append(_record(self._topics.reports, key, value)) for key, value in values.items()]
+
+    def close(self) -> None:
+        """Free the clients."""
+        with self._lock:
+            for reader in self._readers.values():
+                reader.close()
+            self._readers.clear()
+        self._appender.close()
+
+    def _table(self, topic: str, timeout_s: float, *, decides: bool = False) -> dict[str, Stored]:
+        with self._lock:
+            if topic not in self._readers:
+                self._readers[topic] = TableReader(self._kafka, topic, [0])
+            reader = self._readers[topic]
+        try:
+            found = reader.read_behind_barrier(timeout_s) if decides else reader.read(timeout_s)
+            reader.rest()
+        except BaseException:
+            with self._lock:
+                if self._readers.get(topic) is reader:
+                    del self._readers[topic]
+            reader.close()
+            raise
+        return {key.decode(errors="replace"): stored for key, stored in found.items()}
+
+
+def _record(topic: str, key: str, value: bytes | None) -> Outgoing:
+    return Outgoing(topic, key.encode(), value, partition=0)

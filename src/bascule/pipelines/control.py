@@ -1,0 +1,221 @@
+"""Control of the pipelines of one driver: it follows what administrators want, and reports what the pipelines do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.log import get_log
+from bascule.kafka.control import ControlTopics
+from bascule.kafka.history import StableEnds
+from bascule.pipelines.holds import NOTES, Holds
+from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
+from bascule.pipelines.queries import Query
+from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
+from bascule.threads.background import in_background
+from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, Steering
+from bascule.writer.position import DIVERT, INGRESS, Position
+from bascule.writer.reading import READ_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from bascule.pipelines.metrics import PipelineMetrics
+
+log = get_log(__name__)
+
+#: Interval, in seconds, at which a driver looks for new wishes.
+LOOK_S: Final = 1.0
+#: Pause, in seconds, after a step that was not complete: an attempt to pause a divert stops the task of its group.
+RETRY_S: Final = 5.0
+#: Interval, in seconds, of reports of positions. A change of a state is reported at once.
+REPORT_S: Final = 5.0
+#: Interval, in seconds, at which a driver writes all reports again: a driver that was replaced may have overwritten one of them.
+WHOLE_REPORT_S: Final = 60.0
+#: How long the driver waits for Kafka before it looks again, in seconds. Its queries wait meanwhile.
+TIMEOUT_S: Final = 2.0
+#: Source partitions in one report: an ingress may read thousands, and a report is one record of Kafka.
+SOURCES_MAX: Final = 500
+#: How long a driver that stops waits until its last report is stored, in seconds.
+LAST_REPORT_S: Final = 5.0
+
+
+class DriverControl:
+    """Follows ``PREFIX.control`` and writes ``PREFIX.pipelines`` for one driver, on the thread of the driver."""
+
+    def __init__(
+        self, pipelines: PipelinesSpec, holds: Holds, queries: Mapping[str, Query], positions: Positions, group_of: Callable[[str], str],
+        keys_of: Callable[[str], Sequence[str]], metrics: PipelineMetrics | None = None,
+    ) -> None:  # fmt: skip
+        """``keys_of`` returns the keys of the positions of a query, and ``group_of`` the pipeline of a divert's group.
+
+        ``metrics`` show what is reported, too.
+        """
+        self._specs: dict[str, DivertSpec | IngressSpec] = {f"{DIVERT}{each.name}": each for each in pipelines.diverts}
+        self._specs |= {f"{INGRESS}{each.name}": each for each in pipelines.ingresses}
+        self._holds = holds
+        self._queries = queries
+        self._positions = positions
+        self._group_of = group_of
+        self._keys_of = keys_of
+        self._topics = ControlTopics(pipelines.kafka, pipelines.topics)
+        self._ends = StableEnds(pipelines.kafka)
+        self._steering = Steering([name for name, spec in self._specs.items() if spec.enabled])
+        self._driver = f"{socket.gethostname()}-{os.getpid()}"
+        self._begun = False
+        self._look_due_s = self._step_due_s = self._report_due_s = self._whole_report_due_s = 0.0
+        self._trouble = self._unreported = ""
+        self._states: dict[str, PipelineState] = {}
+        self._moved: dict[str, str] = {}
+        self._reported: dict[str, PipelineReport] = {}
+        self._counted: dict[str, tuple[int, float]] = {}
+        self._writing: list[Future[int]] = []
+        self._metrics = metrics
+
+    def begin(self) -> None:
+        """Learn which pipelines this driver must not start. Raises Unavailable, UnreadableControl."""
+        wishes = self._topics.wishes(READ_TIMEOUT_S, decides=True)
+        self._holds.held |= self._steering.begin(wishes, self._holds.moves.handled() if wishes.offsets else {})
+        self._topics.report(dict.fromkeys(self._topics.reported(READ_TIMEOUT_S) - self._specs.keys()))
+        self._begun = True
+
+    def poll(self) -> None:
+        """Follow new wishes, and report. Raises PositionTaken if another driver has taken over."""
+        now_s = time.monotonic()
+        if now_s >= self._look_due_s:
+            self._look_due_s = now_s + LOOK_S
+            try:
+                # After an error, the reader is new: a former leader could answer with wishes from before those that it has followed.
+                unsure = bool(self._trouble)
+                self._steering.follow(self._topics.wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure))
+            except BasculeError as error:
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    log.warning("could not follow the control of pipelines, will retry", error=self._trouble)
+                self._look_due_s = time.monotonic() + REPORT_S
+                return
+            self._trouble = ""
+        if now_s >= self._step_due_s:
+            self._steering.step(self._holds)
+            self._step_due_s = now_s + RETRY_S if any(self._steering.due) else 0.0
+        states = {name: self._state_of(name) for name in self._specs}
+        if self._metrics is not None:
+            self._metrics.show(states, {name: self._query_of(name) for name in states}, self._queries)
+        moved = {name: self._steering.moved(name) for name in self._specs}
+        if ((states, moved) != (self._states, self._moved) or now_s >= self._report_due_s) and all(
+            future.done() for future in self._writing
+        ):
+            self._states, self._moved, self._report_due_s = states, moved, now_s + REPORT_S
+            self._report()
+
+    def note(self, query: str) -> str:
+        """Return why the broker keeps the journal for a query that is held; "" if it is not held."""
+        state = self._steering.held(query) if query.startswith(DIVERT) else None
+        return "" if state is None else NOTES[state].format(name=query.removeprefix(DIVERT))
+
+    def end(self) -> None:
+        """Report that the driver has stopped, and free the clients. A driver that was replaced reports nothing."""
+        if self._begun and not any(query.superseded for query in self._queries.values()):
+            with suppress(Unavailable, TimeoutError):
+                for future in self._topics.report({DRIVER_KEY: DriverReport(self._driver, _now_ms(), running=False)}):
+                    future.result(LAST_REPORT_S)
+        with suppress(TimeoutError):  # without Kafka, the client would wait for the records in flight
+            in_background(self._topics.close, "control-close").result(LAST_REPORT_S)
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        """Write what has changed, and that the driver lives. Reports that Kafka has not stored are written again."""
+        if any(future.exception() is not None for future in self._writing):
+            self._reported.clear()
+        try:
+            stored = self._positions.stored(TIMEOUT_S) if any(spec.enabled for spec in self._specs.values()) else {}
+            held = {name: [stored[key] for key in self._keys_of(self._query_of(name)) if key in stored] for name in self._specs}
+            ends = self._ends.of({(at.topic, at.partition) for positions in held.values() for at in positions}, TIMEOUT_S)
+        except BasculeError as error:
+            if str(error) != self._unreported:
+                self._unreported = str(error)
+                log.warning("could not report the states of pipelines, will retry", error=self._unreported)
+            return
+        self._unreported = ""
+        if (now_s := time.monotonic()) >= self._whole_report_due_s:
+            self._whole_report_due_s = now_s + WHOLE_REPORT_S
+            self._reported.clear()
+        now_ms = _now_ms()
+        reports = {name: self._report_of(name, positions, ends, now_ms) for name, positions in held.items()}
+        if self._metrics is not None:
+            self._metrics.measure(reports, stored, ends, self._queries)
+        changed = {name: report for name, report in reports.items() if _lasting(report) != _lasting(self._reported.get(name))}
+        self._writing = self._topics.report({**changed, DRIVER_KEY: DriverReport(self._driver, now_ms)})
+        self._reported |= changed
+
+    def _report_of(self, name: str, positions: list[Position], ends: Mapping[tuple[str, int], int], now_ms: int) -> PipelineReport:
+        query = self._queries.get(self._query_of(name))
+        sources = tuple((at.topic, at.partition, at.offset, ends.get((at.topic, at.partition))) for at in positions)
+        known = all(end is not None for *_, end in sources)
+        return PipelineReport(
+            self._states[name], self._driver, now_ms, definition_of(self._specs[name]),
+            group=spec.group if isinstance(spec := self._specs[name], DivertSpec) else "",
+            sources=sources[:SOURCES_MAX],
+            partitions=len(sources),
+            lag=sum(max(0, end - offset) for _, _, offset, end in sources if end is not None) if known else None,
+            records_per_s=self._rate(name, positions),
+            restarts=0 if query is None else query.restarts,
+            error="" if query is None else query.stopped or query.last_error,
+            error_at_ms=0 if query is None else int(query.last_error_s * 1000),
+            offsets_request=self._moved[name],
+            offsets_error=self._holds.moves.refusal(name, self._moved[name]),
+        )  # fmt: skip
+
+    def _rate(self, name: str, positions: list[Position]) -> float | None:
+        """Return the records of the sources for each second since the last report; None if this is the first."""
+        count, now_s = sum(at.offset for at in positions), time.monotonic()
+        before, since_s = self._counted.get(name, (count, now_s))
+        self._counted[name] = count, now_s
+        return round(max(0, count - before) / (now_s - since_s), 1) if now_s > since_s else None
+
+    def _query_of(self, name: str) -> str:
+        """Return the query that carries a pipeline: its own, or that of the divert's group."""
+        if name in self._queries or name.startswith(INGRESS):
+            return name
+        return self._group_of(name.removeprefix(DIVERT))
+
+    def _state_of(self, name: str) -> PipelineState:
+        if not self._specs[name].enabled:
+            return PipelineState.DISABLED
+        if (held := self._steering.held(name)) is not None:
+            return held
+        query = self._queries.get(self._query_of(name))
+        if query is None:
+            return PipelineState.RESTARTING
+        if query.stopped is not None:
+            return PipelineState.FAILED
+        if query.running is not None:
+            return PipelineState.CATCHING_UP if query.name == name and name.startswith(DIVERT) else PipelineState.RUNNING
+        return PipelineState.WAITING if query.idle and name.startswith(INGRESS) else PipelineState.RESTARTING
+
+
+def definition_of(spec: DivertSpec | IngressSpec) -> dict[str, Any]:
+    """Return the settings of a pipeline under the names of the configuration."""
+    said = asdict(spec)
+    del said["name"]
+    start = said.pop("start")
+    renamed = {"from": said.pop("source")} if isinstance(spec, DivertSpec) else {"routing": spec.routing.name.lower()}
+    target, function = said.pop("target"), said.pop("function", None)
+    if function is not None:
+        renamed["python"] = function
+    return {**said, **renamed, "to": target, "start": start["timestamp_ms"] if start["at"] == "timestamp" else start["at"]}
+
+
+def _lasting(report: PipelineReport | None) -> PipelineReport | None:
+    """Return a report without the time at which it was made."""
+    return None if report is None else replace(report, at_ms=0)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

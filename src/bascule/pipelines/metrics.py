@@ -1,0 +1,175 @@
+"""Prometheus metrics of a driver and its pipelines. Needs the extra ``metrics``.
+
+The thread of the driver shows what it knows, and the thread of the server reads it: both replace whole objects, and change none.
+"""
+
+from __future__ import annotations
+
+from bascule.core.extras import require
+
+require("metrics", "or unset pipelines.metrics_port")
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bascule.core.durations import Durations
+from bascule.pipelines.lag import LagTimes
+from bascule.pipelines.queries import Query
+from bascule.writer.carried import CarriedCounts, PipelineCount, summed
+from bascule.writer.control import PipelineReport, PipelineState
+from bascule.writer.position import BEGUN, DIVERT, INGRESS, Position
+
+
+class ShownPipeline(NamedTuple):
+    """What a driver knows about a pipeline at any time. ``task`` is the name of the query that carries it."""
+
+    task: str
+    state: PipelineState
+    restarts: int
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a driver has read from Kafka at a time: reports and counts by pipeline, the lag in seconds and durations by task."""
+
+    at_s: float = 0.0
+    reports: Mapping[str, PipelineReport] = field(default_factory=dict)
+    counts: Mapping[str, PipelineCount] = field(default_factory=dict)
+    lag_s: Mapping[str, float] = field(default_factory=dict)
+    tasks: Mapping[str, CarriedCounts] = field(default_factory=dict)
+
+
+#: Metric, its help, and the field of PipelineCount.
+COUNTERS: Final = (
+    ("bascule_pipeline_records", "Records that the pipeline has written in committed transactions, dead letters included", "records"),
+    ("bascule_pipeline_bytes", "Size of these records, with keys and headers", "bytes"),
+    ("bascule_pipeline_dead_letters", "Records that the pipeline has written to the dead-letter topic", "dead_letters"),
+)
+#: Metric, its help, and the field of CarriedCounts.
+HISTOGRAMS: Final = (
+    ("bascule_pipeline_transaction_seconds", "Duration of the commits of Kafka transactions", "transactions"),
+    ("bascule_pipeline_batch_seconds", "Time from the first record of a Kafka transaction until its commit", "batches"),
+    ("bascule_pipeline_latency_seconds", "Time from the timestamp of a message or source record until its commit in Kafka", "latencies"),
+)
+
+
+class PipelineMetrics(Collector):
+    """Collects the metrics of one driver."""
+
+    def __init__(self) -> None:
+        self._active = False
+        self._shown: Mapping[str, ShownPipeline] = {}
+        self._measured = Measured()
+        self._lags = LagTimes()
+
+    def show(self, states: Mapping[str, PipelineState], tasks: Mapping[str, str], queries: Mapping[str, Query]) -> None:
+        """Show that this driver runs the pipelines, and their states. ``tasks`` has the names of their queries."""
+        shown = {}
+        for name, state in states.items():
+            query = queries.get(tasks[name])
+            shown[name] = ShownPipeline(tasks[name], state, query.restarts if query else 0, query.last_error_s if query else 0.0)
+        self._shown, self._active = shown, True
+
+    def measure(
+        self, reports: Mapping[str, PipelineReport], stored: Mapping[str, Position], ends: Mapping[tuple[str, int], int],
+        queries: Mapping[str, Query],
+    ) -> None:  # fmt: skip
+        """Show what was read from Kafka: all positions by key, and the ends of their sources."""
+        counts: dict[str, PipelineCount] = {}
+        tasks: dict[str, CarriedCounts] = {}
+        for key, position in stored.items():
+            task = key.partition("/")[0]
+            if task.startswith(BEGUN):
+                continue
+            kind = INGRESS if task.startswith(INGRESS) else DIVERT
+            counts = summed(counts, {f"{kind}{name}": count for name, count in position.carried.pipelines.items()})
+            if task in queries:
+                tasks[task] = tasks[task].plus(position.carried) if task in tasks else position.carried
+        before = self._measured.counts
+        counts = {name: count.at_least(before.get(name, count)) for name, count in counts.items() if name in reports}
+        held = {key: ((at.topic, at.partition), at.offset) for key, at in stored.items() if key.partition("/")[0] in queries}
+        lag_s: dict[str, float] = {}
+        for key, seconds in self._lags.look(held, ends, time.monotonic()).items():
+            task = key.partition("/")[0]
+            lag_s[task] = max(seconds, lag_s.get(task, 0.0))
+        self._measured = Measured(time.time(), reports, counts, lag_s, tasks)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics. A driver that does not run the pipelines has no metrics of them."""
+        yield GaugeMetricFamily(
+            "bascule_pipelines_active", "1 while this driver runs the pipelines, 0 while it starts or stands by", value=float(self._active)
+        )
+        yield from _states(self._shown)
+        yield from _measures(self._measured, self._shown)
+
+
+def _states(shown: Mapping[str, ShownPipeline]) -> Iterator[Metric]:
+    """Yield the metrics that are known without Kafka."""
+    info = GaugeMetricFamily(
+        "bascule_pipeline_info", "1; the label task names the task that carries the pipeline: its own, or that of its group",
+        labels=("pipeline", "task"),
+    )  # fmt: skip
+    states = GaugeMetricFamily(
+        "bascule_pipeline_state", "1 for the state of the pipeline, 0 for the other states", labels=("pipeline", "state")
+    )
+    restarts = CounterMetricFamily(
+        "bascule_pipeline_restarts", "Failures of the task of the pipeline since this driver began; the driver restarts the task after each"
+        " that a restart can mend", labels=("pipeline",),
+    )  # fmt: skip
+    errors = GaugeMetricFamily(
+        "bascule_pipeline_last_error_timestamp_seconds", "When the task of the pipeline failed last, in seconds since the epoch; 0 = never",
+        labels=("pipeline",),
+    )  # fmt: skip
+    for name, pipeline in shown.items():
+        info.add_metric((name, pipeline.task), 1)
+        for state in PipelineState:
+            states.add_metric((name, state.value), float(state is pipeline.state))
+        restarts.add_metric((name,), pipeline.restarts)
+        errors.add_metric((name,), pipeline.error_s)
+    yield from (info, states, restarts, errors)
+
+
+def _measures(measured: Measured, shown: Mapping[str, ShownPipeline]) -> Iterator[Metric]:
+    """Yield the metrics that the driver has read from Kafka."""
+    at = GaugeMetricFamily(
+        "bascule_pipelines_measured_timestamp_seconds",
+        "When the driver has read positions and counts from Kafka, in seconds since the epoch",
+    )
+    if measured.at_s:
+        at.add_metric((), measured.at_s)
+    positions = GaugeMetricFamily(
+        "bascule_pipeline_position_offset", "Next offset that the pipeline takes from a source partition",
+        labels=("pipeline", "topic", "partition"),
+    )  # fmt: skip
+    records = GaugeMetricFamily(
+        "bascule_pipeline_lag_records", "Offsets between the position and the end of the sources", labels=("pipeline",)
+    )
+    seconds = GaugeMetricFamily(
+        "bascule_pipeline_lag_seconds", "Estimated age of the oldest record that the pipeline has not taken; 0 = none waits",
+        labels=("pipeline",),
+    )  # fmt: skip
+    for name, report in measured.reports.items():
+        for topic, partition, offset, _ in report.sources:
+            positions.add_metric((name, topic, str(partition)), offset)
+        if report.lag is not None:
+            records.add_metric((name,), report.lag)
+        if name in shown and (lag_s := measured.lag_s.get(shown[name].task)) is not None:
+            seconds.add_metric((name,), lag_s)
+    yield from (at, positions, records, seconds)
+    for metric, text, field_name in COUNTERS:
+        counter = CounterMetricFamily(metric, text, labels=("pipeline",))
+        for name in measured.reports:
+            counter.add_metric((name,), getattr(measured.counts.get(name, PipelineCount()), field_name))
+        yield counter
+    for metric, text, field_name in HISTOGRAMS:
+        histogram = HistogramMetricFamily(metric, text, labels=("task",))
+        for task, carried in measured.tasks.items():
+            durations: Durations = getattr(carried, field_name)
+            histogram.add_metric((task,), durations.buckets, durations.sum_s)
+        yield histogram

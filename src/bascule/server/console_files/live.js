@@ -1,0 +1,51 @@
+// The figures of the broker, asked for again and again, and their history.
+
+import { get } from "./api.js";
+
+export const INTERVAL_MS = 2000;
+const HISTORY = 300; // points: ten minutes
+const RATES = { in: "messages_in", out: "messages_out", acknowledged: "messages_acknowledged", dead: "messages_dead_lettered" };
+
+export const live = { now: null, points: [], error: "" };
+const listeners = new Set();
+let timer = null;
+let before = null;
+
+export function follow(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+export function start() {
+  if (timer === null) look();
+}
+
+export function stop() {
+  clearTimeout(timer);
+  timer = before = null;
+}
+
+async function look() {
+  timer = setTimeout(look, INTERVAL_MS);
+  if (document.hidden && live.now !== null) return;
+  const begun = performance.now();
+  try {
+    const now = await get("overview");
+    live.error = "";
+    take(now, performance.now() - begun);
+  } catch (error) {
+    live.error = error.message;
+  }
+  for (const listener of listeners) listener();
+}
+
+function take(now, answerMs) {
+  const seconds = before === null ? 0 : (now.time_ms - before.time_ms) / 1000;
+  const restarted = before !== null && now.counters.messages_in < before.counters.messages_in;
+  const rates = Object.fromEntries(Object.entries(RATES).map(([name, counter]) => [
+    name, seconds > 0 && !restarted ? (now.counters[counter] - before.counters[counter]) / seconds : null,
+  ]));
+  live.points.push({ ms: now.time_ms, rates, answerMs, sums: now.sums, memory: now.memory, inFlight: now.gauges.journal_in_flight_bytes ?? 0 });
+  if (live.points.length > HISTORY) live.points.shift();
+  live.now = before = now;
+}

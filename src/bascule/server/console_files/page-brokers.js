@@ -1,0 +1,40 @@
+// This broker: role, epoch, journal, memory, and what the journal is kept for.
+
+import { bytes, facts, h, number } from "./dom.js";
+import { follow, live } from "./live.js";
+
+function pins(found) {
+  if (!found.length) return h("p", { class: "muted" }, "nothing is known before the first snapshot");
+  const titles = ["Kept by", "Name", "From offset", "Records", "Size", "Reason"];
+  const rows = [...found].sort((a, b) => a.offset - b.offset);
+  return h("div", { class: "scroll" }, h("table", { class: "stacked" }, h("thead", {}, h("tr", {}, titles.map((each) => h("th", { scope: "col" }, each)))),
+    h("tbody", {}, rows.map((each) => h("tr", {}, [each.keeper, each.name, number(each.offset), number(each.records), bytes(each.bytes),
+      each.released ? `released: ${each.reason}` : each.reason].map((cell, index) => h("td", { "data-title": titles[index] }, cell)))))));
+}
+
+function drawn() {
+  const { now } = live;
+  if (now === null) return [h("p", { class: "muted" }, live.error || "asking the broker")];
+  const { gauges, memory } = now;
+  return [
+    facts([["Role", now.serving ? "active" : now.reason || now.state], ["Bridge", now.bridge], ["Version", `${now.version}, ${now.build}`],
+      ["Watches the active broker", now.serving ? "" : gauges.watches_elected ? "yes" : "no"]]),
+    h("h2", {}, "Journal"),
+    facts([["Epoch", number(gauges.epoch)], ["Offset", number(gauges.journal_offset)], ["Sequence", number(gauges.journal_sequence)],
+      ["Not stored yet", bytes(gauges.journal_in_flight_bytes)], ["Foreign records", number(gauges.journal_foreign_records)]]),
+    h("h2", {}, "What keeps the journal, as of the last snapshot"), pins(now.pins),
+    h("h2", {}, "Memory"),
+    memory ? facts([["Used", bytes(memory.used_bytes)], ["Limit", bytes(memory.limit_bytes)], ["Bodies in spill files", bytes(memory.spilled_bytes)],
+      ["Spill files", bytes(memory.spill_bytes)], ["Producers wait", memory.blocked],
+      ...Object.entries(memory.parts).map(([name, value]) => [name, bytes(value)])]) : "",
+    h("h2", {}, "Counters since the start"), facts(Object.entries(now.counters).map(([name, value]) => [name.replaceAll("_", " "), number(value)])),
+  ];
+}
+
+export default {
+  title: "Broker",
+  render() {
+    const element = h("div", {}, drawn());
+    return { element, end: follow(() => element.replaceChildren(...drawn())) };
+  },
+};

@@ -1,0 +1,34 @@
+// One connection with its links.
+
+import { get, may, post } from "./api.js";
+import { attempt, confirmed } from "./dialogs.js";
+import { address, facts, h, link, number } from "./dom.js";
+
+const TITLES = ["Role", "Address", "Queue", "Selector", "Unsettled", "Credit"];
+
+function row(each) {
+  const cells = [each.role, each.address, each.queue ? link("queue", { name: each.queue }, each.queue) : "", each.selector,
+    number(each.unsettled), number(each.credit)];
+  return h("tr", {}, cells.map((cell, index) => h("td", { "data-title": TITLES[index] }, cell)));
+}
+
+export default {
+  title: "Connection",
+  hidden: true,
+  render({ id = "" }) {
+    const element = h("div", {});
+    const close = async () => {
+      if (!(await confirmed(`Close ${id}`, "The client may connect again. Its unsettled messages are redelivered.", "Close"))) return;
+      if (await attempt(() => post("connections/close", { id }), (answer) => `closed ${answer.closed}`)) location.hash = address("connections");
+    };
+    get("connections/links", { id }).then((found) => element.replaceChildren(
+      may("manage") ? h("div", { class: "bar" }, h("button", { class: "danger", onclick: close }, "Close")) : "",
+      facts([["Address", found.id], ["Client id", found.client_id], ["User", found.user], ["Log-in", found.mechanism],
+        ["Producers", number(found.producers)], ["Consumers", number(found.consumers)], ["Transactions", number(found.transactions)]]),
+      h("h2", {}, "Links"),
+      h("div", { class: "scroll" }, h("table", { class: "stacked" },
+        h("thead", {}, h("tr", {}, TITLES.map((each) => h("th", { scope: "col" }, each)))), h("tbody", {}, found.links.map(row)))),
+    )).catch((error) => element.replaceChildren(h("p", { class: "error" }, error.message)));
+    return { element };
+  },
+};

@@ -1,0 +1,67 @@
+// What happened to a message: its events, where it is now, and what is not recorded.
+
+import { get } from "./api.js";
+import { address, h, moment } from "./dom.js";
+
+const HOUR_S = 3_600;
+const PERIODS = [["the last hour", HOUR_S], ["the last day", 24 * HOUR_S], ["the last week", 168 * HOUR_S], ["the whole journal", 0]];
+
+function grid(heads, rows) {
+  return h("div", { class: "scroll" }, h("table", { class: "stacked" },
+    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, index) => h("td", { "data-title": heads[index] }, cell ?? "")))))));
+}
+
+function record(divert) {
+  return divert.offset >= 0 ? `${divert.topic}-${divert.partition} offset ${divert.offset}` : "";
+}
+
+function deliveries(stay) {
+  if (stay.failed_deliveries) return `${stay.failed_deliveries} failed`;
+  return stay.held ? (stay.may_have_been_delivered ? "perhaps delivered" : "not delivered") : "";
+}
+
+function drawn(life) {
+  const queues = life.messages.flatMap((each) => each.queues.map((stay) => [each.message, stay.queue, stay.state, deliveries(stay), stay.copy]));
+  const diverts = life.messages.flatMap((each) => each.diverts.map((found) => [each.message, found.divert, found.state, record(found), found.detail]));
+  const branches = life.branches.map((each) => [each.xid, each.client, each.outcome]);
+  return [
+    h("h2", {}, "Events"),
+    life.events.length
+      ? grid(["Time", "Event", "Message", "Queue", "Detail"], life.events.map((each) => [moment(each.time_ms), each.what, each.message, each.queue, each.detail]))
+      : h("p", { class: "muted" }, "none"),
+    queues.length ? [h("h2", {}, "Queues"), grid(["Message", "Queue", "State", "Deliveries", "Copy"], queues)] : null,
+    diverts.length ? [h("h2", {}, "Diverts"), grid(["Message", "Divert", "State", "Record", "Detail"], diverts)] : null,
+    branches.length ? [h("h2", {}, "Transactions"), grid(["Transaction", "Client", "Outcome"], branches)] : null,
+    h("h2", {}, "Not recorded"),
+    h("ul", {}, life.unrecorded.map((each) => h("li", {}, each))),
+  ].flat(Infinity).filter((each) => each !== null);
+}
+
+export default {
+  title: "Message life",
+  role: "edit",
+  render({ id = "", period = String(24 * HOUR_S) }) {
+    const input = h("input", { name: "id", value: id, required: true, spellcheck: "false" });
+    const since = h("select", { name: "period" }, PERIODS.map(([title, seconds]) => h("option", { value: seconds, selected: String(seconds) === period }, title)));
+    const answer = h("div", { role: "status" });
+    const ask = () => {
+      answer.replaceChildren(h("p", { class: "muted" }, "Searching…"));
+      get("messages/life", { id, last_s: period }).then((life) => answer.replaceChildren(...drawn(life)))
+        .catch((error) => answer.replaceChildren(h("p", { class: "error" }, error.message)));
+    };
+    const go = (event) => {
+      event.preventDefault();
+      const wanted = address("life", { id: input.value, period: since.value });
+      if (wanted === location.hash) ask();
+      else location.hash = wanted;
+    };
+    if (id) ask();
+    const element = h("div", {},
+      h("p", {}, "Shows what the journal, the target topics and the audit topic record about a message. Nothing is changed."),
+      h("form", { class: "card form", onsubmit: go }, h("label", {}, "Message id (JMSMessageID)", input), h("label", {}, "Search", since),
+        h("button", { class: "primary" }, "Search")),
+      answer);
+    return { element };
+  },
+};

@@ -1,0 +1,28 @@
+// All queues, and the queues of subscriptions.
+
+import { may, post } from "./api.js";
+import { asked, attempt } from "./dialogs.js";
+import { bytes, h, link } from "./dom.js";
+import { pagedTable } from "./table.js";
+
+export default {
+  title: "Queues",
+  render(parameters) {
+    const create = async () => {
+      const given = await asked("Create a queue", [{ name: "name", label: "Name", attributes: { required: true } }], "Create");
+      if (given) await attempt(() => post("queues/create", given), (answer) => `created ${answer.created}`);
+      table.reload();
+    };
+    const table = pagedTable("list/queues", [
+      { key: "name", title: "Name", long: true, cell: (row) => link("queue", { name: row.name }, row.name) },
+      { key: "address", title: "Address", long: true },
+      { key: "routing", title: "Routing" },
+      { key: "messages", title: "Waiting", numeric: true },
+      { key: "delivering", title: "In delivery", numeric: true },
+      { key: "delayed", title: "Delayed", numeric: true },
+      { key: "bytes", title: "Size", numeric: true, cell: (row) => bytes(row.bytes) },
+      { key: "consumers", title: "Consumers", numeric: true },
+    ], parameters, { buttons: may("edit") ? h("button", { onclick: create }, "Create") : null });
+    return table;
+  },
+};

@@ -1,0 +1,23 @@
+// The settings of this broker as they hold; secrets are masked.
+
+import { get } from "./api.js";
+import { h } from "./dom.js";
+
+export default {
+  title: "Settings",
+  role: "manage",
+  render() {
+    const body = h("tbody");
+    const filter = h("input", { type: "search", placeholder: "Search", "aria-label": "Search", class: "search" });
+    let rows = [];
+    const show = () => {
+      const wanted = filter.value.toLowerCase();
+      body.replaceChildren(...rows.filter((row) => `${row.setting} ${row.value}`.toLowerCase().includes(wanted))
+        .map((row) => h("tr", {}, h("td", {}, h("code", {}, row.setting)), h("td", {}, row.value))));
+    };
+    filter.addEventListener("input", show);
+    get("settings").then((found) => { rows = found; show(); }).catch((error) => body.replaceChildren(h("tr", {}, h("td", { class: "error" }, error.message))));
+    return { element: h("div", {}, h("div", { class: "bar" }, filter), h("div", { class: "scroll" }, h("table", {},
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Setting"), h("th", { scope: "col" }, "Value"))), body))) };
+  },
+};

@@ -1,0 +1,88 @@
+"""Parts of long lists: the server searches, sorts and cuts a list, so that a console with 10,000 queues stays quick."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeVar
+
+from bascule.core.errors import InvalidInput
+from bascule.server.in_turns import ENTRIES_PER_TURN, beside, in_turns
+
+T = TypeVar("T")
+
+#: Default and maximum number of entries of a part: more do not fit on a screen.
+PART_ENTRIES: Final = 50
+PART_ENTRIES_MAX: Final = 500
+#: Maximum number of characters of a search, since each entry is compared with it.
+SEARCH_MAX: Final = 200
+#: Maximum number of digits of an offset: Python refuses to read numbers of thousands of digits.
+OFFSET_DIGITS_MAX: Final = 9
+
+
+def number_of(parameters: Mapping[str, str], name: str, default: int, lowest: int, highest: int) -> int:
+    """Return a number in the parameters of a request. Raises InvalidInput."""
+    text = parameters.get(name, str(default))
+    if not (text.isascii() and text.isdecimal()) or len(text) > OFFSET_DIGITS_MAX or not lowest <= int(text) <= highest:
+        raise InvalidInput(f"{name} {text!r:.20} must be a number from {lowest} to {highest}")
+    return int(text)
+
+
+def check_known(parameters: Mapping[str, str], known: Iterable[str]) -> None:
+    """Check that no parameter is unknown. Raises InvalidInput."""
+    if unknown := [name for name in parameters if name not in known]:
+        raise InvalidInput(f"unknown parameter {unknown[0]!r:.60}; known are {', '.join(known)}")
+
+
+class ListColumns(NamedTuple):
+    """The columns by which a list can be sorted, the first one by default, and those in which a search looks."""
+
+    sortable: tuple[str, ...]
+    searched: tuple[str, ...]
+
+
+class PartRequest(NamedTuple):
+    """Which part of a list is wanted."""
+
+    search: str
+    sort: str
+    descending: bool
+    offset: int
+    limit: int
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str], columns: ListColumns) -> PartRequest:
+        """Return what the parameters of a request ask for. Raises InvalidInput."""
+        check_known(parameters, ("search", "sort", "order", "offset", "limit"))
+        search, sort = parameters.get("search", ""), parameters.get("sort", columns.sortable[0])
+        order = parameters.get("order", "ascending")
+        if len(search) > SEARCH_MAX:
+            raise InvalidInput(f"search has {len(search)} characters; at most {SEARCH_MAX} are allowed")
+        if sort not in columns.sortable:
+            raise InvalidInput(f"sort {sort!r:.60} must be one of {', '.join(columns.sortable)}")
+        if order not in ("ascending", "descending"):
+            raise InvalidInput(f"order {order!r:.60} must be ascending or descending")
+        offset = number_of(parameters, "offset", 0, 0, 10**OFFSET_DIGITS_MAX - 1)
+        limit = number_of(parameters, "limit", PART_ENTRIES, 1, PART_ENTRIES_MAX)
+        return cls(search.casefold(), sort, order == "descending", offset, limit)
+
+
+async def part_of(
+    describe: Callable[[T], Mapping[str, Any]], entries: Iterable[T], request: PartRequest, columns: ListColumns,
+    per_turn: int = ENTRIES_PER_TURN,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the wanted part of a list, the number of entries that the search finds, and the number of all entries."""
+    rows = await in_turns(describe, entries, per_turn)
+    return await beside(partial(_cut, rows, request, columns))
+
+
+def _cut(rows: Sequence[Mapping[str, Any]], request: PartRequest, columns: ListColumns) -> dict[str, Any]:
+    found = rows
+    if request.search:
+        found = [row for row in rows if any(request.search in str(row[column]).casefold() for column in columns.searched)]
+    # Not ``sorted``, which holds the interpreter, and with it the event loop, until all is sorted.
+    pick = heapq.nlargest if request.descending else heapq.nsmallest
+    part = pick(request.offset + request.limit, found, key=itemgetter(request.sort))[request.offset :]
+    return {"entries": part, "found": len(found), "total": len(rows)}

@@ -1,0 +1,262 @@
+"""What the admin server shows besides the full status: parts of long lists, messages, and what a console needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from bascule.broker.branches import listed
+from bascule.broker.engine import Engine
+from bascule.config.load import masked_values
+from bascule.core.destination import ADDRESS_MAX
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.permissions import Permission
+from bascule.server import browsing
+from bascule.server.actions import queue_named
+from bascule.server.admin_access import AdminRole
+from bascule.server.in_turns import beside, in_turns
+from bascule.server.links import ConsumerLink, ProducerLink
+from bascule.server.listing import ListColumns, PartRequest, check_known, part_of
+from bascule.server.message_life import message_life
+from bascule.server.status import (
+    branch_status,
+    connection_status,
+    hold_status,
+    queue_status,
+    status_of,
+    subscription_status,
+)
+
+if TYPE_CHECKING:
+    from bascule.broker.queue import BrokerQueue
+    from bascule.server.node import Node
+
+Parameters = Mapping[str, str]
+#: Connections that one turn of the event loop describes; each may have thousands of links.
+CONNECTIONS_PER_TURN: Final = 5
+#: Links of a connection that an answer describes.
+LINKS_SHOWN_MAX: Final = 1_000
+
+
+class Look(NamedTuple):
+    """A question to the broker: ``answer(node, parameters)`` returns JSON, or bytes.
+
+    ``content``: it shows content of messages, or what happened to one. ``long``: it takes seconds beside the event loop, and limits itself.
+    """
+
+    answer: Callable[[Node, Parameters], Awaitable[object]]
+    role: AdminRole = AdminRole.VIEW
+    content: bool = False
+    long: bool = False
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+QUEUE_COLUMNS: Final = ListColumns(
+    ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers"), ("name", "address")
+)
+TOPIC_COLUMNS: Final = ListColumns(("name", "subscriptions", "messages", "consumers"), ("name",))
+SUBSCRIPTION_COLUMNS: Final = ListColumns(
+    ("name", "topic", "messages", "delivering", "consumers", "unused_since_ms"), ("name", "topic", "selector")
+)
+CONNECTION_COLUMNS: Final = ListColumns(
+    ("id", "client_id", "user", "mechanism", "producers", "consumers", "transactions"), ("id", "client_id", "user")
+)
+BRANCH_COLUMNS: Final = ListColumns(("xid", "state", "since_ms", "sent", "received", "bytes", "user"), ("xid", "user"))
+
+
+async def _queues(node: Node, parameters: Parameters) -> object:
+    request = PartRequest.of(parameters, QUEUE_COLUMNS)
+    return await part_of(queue_status, _all_queues(node), request, QUEUE_COLUMNS)
+
+
+async def _subscriptions(node: Node, parameters: Parameters) -> object:
+    request = PartRequest.of(parameters, SUBSCRIPTION_COLUMNS)
+    engine = node.loaded_engine
+    found = () if engine is None else engine.addresses.subscriptions.values()
+    return await part_of(subscription_status, found, request, SUBSCRIPTION_COLUMNS)
+
+
+async def _topics(node: Node, parameters: Parameters) -> object:
+    """Return the topics that have subscriptions, or are in the settings."""
+    request = PartRequest.of(parameters, TOPIC_COLUMNS)
+    engine = node.loaded_engine
+    topics: dict[str, dict[str, Any]] = {}
+
+    def add(name: str) -> dict[str, Any]:
+        return topics.setdefault(name, {"name": name, "subscriptions": 0, "messages": 0, "consumers": 0})
+
+    def count(queue: BrokerQueue) -> None:
+        topic = add(queue.address)
+        topic["subscriptions"] += 1
+        topic["messages"] += queue.waiting_count
+        topic["consumers"] += len(queue.consumers)
+
+    for each in node.settings.topic:
+        add(each.name)
+    if engine is not None:
+        await in_turns(count, engine.addresses.subscriptions.values())
+    return await part_of(dict, topics.values(), request, TOPIC_COLUMNS)
+
+
+async def _connections(node: Node, parameters: Parameters) -> object:
+    request = PartRequest.of(parameters, CONNECTION_COLUMNS)
+    return await part_of(connection_status, node.connections, request, CONNECTION_COLUMNS, CONNECTIONS_PER_TURN)
+
+
+async def _branches(node: Node, parameters: Parameters) -> object:
+    request = PartRequest.of(parameters, BRANCH_COLUMNS)
+    engine = node.loaded_engine
+    return await part_of(branch_status, () if engine is None else listed(engine), request, BRANCH_COLUMNS)
+
+
+async def _links(node: Node, parameters: Parameters) -> object:
+    """Return the producers and consumers of one connection."""
+    check_known(parameters, ("id",))
+    name = parameters.get("id", "")
+    found = next((each for each in node.connections if each.peer == name), None)
+    if found is None:
+        raise InvalidInput(f"there is no connection {name!r:.100}")
+    contexts = [link.context for link in found.client.links]
+    shown = [_link(each) for each in contexts[:LINKS_SHOWN_MAX] if isinstance(each, ProducerLink | ConsumerLink)]
+    return {**connection_status(found), "links": shown, "cut": len(contexts) > LINKS_SHOWN_MAX}
+
+
+def _link(link: ProducerLink | ConsumerLink) -> dict[str, Any]:
+    if isinstance(link, ProducerLink):
+        return {"role": "producer", "address": link.address or "", "queue": "", "selector": "", "unsettled": 0, "credit": link.link.credit}
+    consumer = link.consumer
+    if consumer is None:
+        return {"role": "browser", "address": "", "queue": "", "selector": "", "unsettled": 0, "credit": link.credit}
+    return {
+        "role": "consumer", "address": consumer.queue.address, "queue": consumer.queue.name, "selector": consumer.selector_text,
+        "unsettled": len(consumer.unacked), "credit": link.credit,
+    }  # fmt: skip
+
+
+def _all_queues(node: Node) -> Iterable[BrokerQueue]:
+    engine = node.loaded_engine
+    return () if engine is None else engine.addresses.queues.values()
+
+
+# -- the whole broker --------------------------------------------------------------------------------------------------
+
+
+async def overview(node: Node, parameters: Parameters) -> object:
+    """Return the status without the lists, and sums over all queues."""
+    check_known(parameters, ())
+    sums = dict.fromkeys(("messages", "bytes", "delivering", "delayed", "consumers"), 0)
+
+    def add(queue: BrokerQueue) -> None:
+        sums["messages"] += queue.waiting_count
+        sums["bytes"] += queue.held_bytes
+        sums["delivering"] += queue.delivering_count
+        sums["delayed"] += len(queue.delayed)
+        sums["consumers"] += len(queue.consumers)
+
+    queues = len(await in_turns(add, _all_queues(node)))
+    status: dict[str, Any] = dict(status_of(node, [], []))
+    for name in ("queues", "branches", "users"):
+        del status[name]
+    if "queues" in status["gauges"]:
+        status["gauges"] = {**status["gauges"], "queues": queues}
+    dead_letters = _depth(node.loaded_engine, node.settings.broker.dead_letter_address)
+    return {
+        **status, "sums": sums, "dead_letters": dead_letters, "dead_letter_address": node.settings.broker.dead_letter_address,
+        "expiry_address": node.settings.broker.expiry_address, "time_ms": time.time_ns() // 1_000_000,
+    }  # fmt: skip
+
+
+def _depth(engine: Engine | None, name: str) -> int:
+    queue = None if engine is None else engine.addresses.anycast.get(name)
+    return 0 if queue is None else queue.held_messages
+
+
+async def _flow(node: Node, parameters: Parameters) -> object:
+    """Return the pipelines by the settings, what the journal is kept for on their account, and the addresses at their ends."""
+    check_known(parameters, ())
+    engine, settings = node.loaded_engine, node.settings
+    pins = {hold.name: hold_status(hold) for hold in node.retention_holds if hold.keeper == "pipeline"}
+    diverts = [
+        {
+            "name": each.name, "from": each.from_address, "selector": each.selector, "to": each.to, "exclusive": each.exclusive,
+            "enabled": each.enabled, "group": each.group or "", "pin": pins.get(f"divert:{each.name}"),
+        }
+        for each in settings.divert
+    ]  # fmt: skip
+    ingresses = [
+        {
+            "name": each.name, "topics": each.topics, "pattern": each.pattern or "", "to": each.to, "routing": each.routing,
+            "enabled": each.enabled,
+        }
+        for each in settings.ingress
+    ]  # fmt: skip
+    names = dict.fromkeys((*(each.from_address for each in settings.divert), *(each.to for each in settings.ingress)))
+    return {"diverts": diverts, "ingresses": ingresses, "addresses": {name: _ends(engine, name) for name in names}}
+
+
+def _ends(engine: Engine | None, name: str) -> dict[str, int] | None:
+    """Return the number of messages and consumers of the queue of an address; None if there is no such queue."""
+    queue = None if engine is None else engine.addresses.anycast.get(name)
+    return None if queue is None else {"messages": queue.held_messages, "consumers": len(queue.consumers)}
+
+
+async def _settings(node: Node, parameters: Parameters) -> object:
+    check_known(parameters, ())
+    values = await beside(partial(masked_values, node.settings))
+    return [{"setting": name, "value": value} for name, value in values]
+
+
+async def _permissions(node: Node, parameters: Parameters) -> object:
+    """Return the rules, and the decision for a user, a permission and an address if they are given."""
+    check_known(parameters, ("user", "permission", "address"))
+    rules = [{"match": rule.match, "roles": _roles(rule)} for rule in node.settings.permission]
+    answer = {"rules": rules, "permissions": [str(each) for each in Permission], "decision": None}
+    if not parameters:
+        return answer
+    user, word, address = (parameters.get(name, "") for name in ("user", "permission", "address"))
+    if word not in list(Permission):
+        raise InvalidInput(f"permission {word!r:.60} must be one of {', '.join(Permission)}")
+    if not address or len(address) > ADDRESS_MAX:
+        raise InvalidInput(f"address must have 1 to {ADDRESS_MAX} characters")
+    return {**answer, "decision": node.permissions.now.decide(user, Permission(word), address)._asdict()}
+
+
+def _roles(rule: Any) -> dict[str, Any]:
+    return {name: value for name, value in rule.model_dump(by_alias=True).items() if name != "match" and value}
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def _of_queue(answer: Callable[[Node, BrokerQueue, Parameters], Awaitable[object]]) -> Callable[[Node, Parameters], Awaitable[object]]:
+    """Return a look at the queue that the parameter ``queue`` names, "" for the dead-letter address."""
+
+    async def look(node: Node, parameters: Parameters) -> object:
+        if not node.serving:
+            raise Unavailable(node.trouble or "the broker is starting")
+        name = parameters.get("queue", "") or node.settings.broker.dead_letter_address
+        return await answer(node, queue_named(node.engine, name), parameters)
+
+    return look
+
+
+#: Looks by path of the request.
+LOOKS: Final[dict[str, Look]] = {
+    "overview": Look(overview),
+    "list/queues": Look(_queues),
+    "list/topics": Look(_topics),
+    "list/subscriptions": Look(_subscriptions),
+    "list/connections": Look(_connections),
+    "list/branches": Look(_branches),
+    "connections/links": Look(_links),
+    "flow": Look(_flow),
+    "settings": Look(_settings, AdminRole.MANAGE),
+    "permissions": Look(_permissions, AdminRole.MANAGE),
+    "messages": Look(_of_queue(browsing.messages), AdminRole.EDIT, content=True),
+    "messages/show": Look(_of_queue(browsing.message_in_detail), AdminRole.EDIT, content=True),
+    "messages/body": Look(_of_queue(browsing.message_body), AdminRole.EDIT, content=True),
+    "messages/life": Look(message_life, AdminRole.EDIT, content=True, long=True),
+}

@@ -1,0 +1,252 @@
+"""Control of pipelines over HTTP, with the verbs of Kafka Connect's REST interface: any broker of the journal answers, also a standby.
+
+GET  /diverts, /ingresses            the pipelines with their states, JSON
+GET  /diverts/NAME                   the definition
+GET  /diverts/NAME/status            state, positions, lag, last error
+PUT  /diverts/NAME/pause|resume|stop store the wanted state; 202 once Kafka has stored it
+POST /diverts/NAME/restart           restart the task
+     /diverts/NAME/offsets           positions (bascule.server.pipeline_offsets)
+
+The broker and the driver of the pipelines talk through Kafka only (``bascule.writer.control``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from bascule.broker.errors import UnknownAddress
+from bascule.config.settings import Settings
+from bascule.core.errors import InvalidInput, Scope
+from bascule.core.log import get_log
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
+from bascule.kafka.control import Reports
+from bascule.server.admin_access import AdminRole, Principal
+from bascule.server.admin_app import AdminPage
+from bascule.server.admin_arguments import arguments_of
+from bascule.server.audit import AuditTrail
+from bascule.server.pipeline_offsets import OffsetPages, OffsetPlanning
+from bascule.threads.background import in_background
+from bascule.writer.control import KINDS, OffsetsWish, PipelineReport, PipelineState, RestartWish, WantedState, Wish, Wishes
+
+log = get_log(__name__)
+
+#: How long a request waits for Kafka to answer a read, in seconds.
+READ_TIMEOUT_S: Final = 10.0
+#: A driver reports every five seconds, and later while it joins a divert on a busy machine. One that has not for this time counts as gone.
+SILENT_MS: Final = 90_000
+#: Requests about pipelines that are answered at once: each waits for Kafka in a thread of its own.
+REQUESTS_AT_ONCE: Final = 2
+#: The state of pipelines without a driver, and of those that the driver does not know.
+UNASSIGNED: Final = "unassigned"
+#: Paths of the collections, by kind of pipeline.
+COLLECTIONS: Final[Mapping[str, str]] = {"divert": "/diverts", "ingress": "/ingresses"}
+WANTED_BY_VERB: Final[Mapping[str, WantedState]] = {
+    "pause": WantedState.PAUSED,
+    "resume": WantedState.RUNNING,
+    "stop": WantedState.STOPPED,
+}
+
+T = TypeVar("T")
+
+
+class PipelineDisabled(InvalidInput):
+    """The configuration disables the pipeline, so it cannot be controlled at run time."""
+
+    scope = Scope.OPERATION
+    condition = "amqp:illegal-state"
+    http_status = 409
+
+
+class PipelineTopics(Protocol):
+    """The topics by which pipelines are controlled; see bascule.kafka.control.ControlTopics. Blocking."""
+
+    def wishes(self, timeout_s: float) -> Wishes:
+        """Return all wishes. Raises Unavailable, UnreadableControl."""
+
+    def reports(self, timeout_s: float) -> Reports:
+        """Return the newest reports. Raises Unavailable, UnreadableControl."""
+
+    def want(self, pipeline: str, wish: Wish | RestartWish | OffsetsWish) -> None:
+        """Store a wish. Raises Unavailable."""
+
+
+class KnownPipelines(NamedTuple):
+    """What is known about all pipelines."""
+
+    reports: Reports
+    wishes: Wishes
+
+
+class PipelinePages:
+    """The pages about pipelines of one broker."""
+
+    def __init__(
+        self,
+        topics: PipelineTopics,
+        settings: Settings,
+        audit: AuditTrail,
+        now_ms: Callable[[], int],
+        planning: Callable[[], OffsetPlanning],
+    ) -> None:
+        self._offsets = OffsetPages(self, planning)
+        self.topics = topics
+        self.audit = audit
+        self.now_ms = now_ms
+        #: The pipelines of this broker's own configuration, which its drivers usually share.
+        self._configured = {f"{KINDS['divert']}{each.name}": each.enabled for each in settings.divert}
+        self._configured |= {f"{KINDS['ingress']}{each.name}": each.enabled for each in settings.ingress}
+        self._turn = asyncio.Semaphore(REQUESTS_AT_ONCE)
+
+    def paths(self) -> list[AdminPage]:
+        """Return all paths."""
+        found = []
+        for kind, collection in COLLECTIONS.items():
+            one = f"{collection}/{{name}}"
+            found += [
+                AdminPage("GET", collection, AdminRole.VIEW, partial(self._list, kind)),
+                AdminPage("GET", one, AdminRole.VIEW, partial(self._show, kind)),
+                AdminPage("GET", f"{one}/status", AdminRole.VIEW, partial(self._status, kind)),
+                *(
+                    AdminPage("PUT", f"{one}/{verb}", AdminRole.MANAGE, partial(self._want, kind, verb, wanted))
+                    for verb, wanted in WANTED_BY_VERB.items()
+                ),
+                AdminPage("POST", f"{one}/restart", AdminRole.MANAGE, partial(self._restart, kind)),
+                AdminPage("GET", f"{one}/offsets", AdminRole.VIEW, partial(self._offsets.show, kind)),
+                AdminPage("PATCH", f"{one}/offsets", AdminRole.MANAGE, partial(self._offsets.change, kind)),
+            ]
+        return found
+
+    # -- pages ---------------------------------------------------------------------------------------------------------
+
+    async def _list(self, kind: str, _request: Request) -> Response:
+        known = await self.known()
+        names = sorted(name for name in self._names(known) if name.startswith(KINDS[kind]))
+        return JSONResponse([self._described(known, name) for name in names])
+
+    async def _show(self, kind: str, request: Request) -> Response:
+        known = await self.known()
+        pipeline = self.named(known, kind, request)
+        report = known.reports.pipelines.get(pipeline)
+        return JSONResponse({
+            "name": pipeline.removeprefix(KINDS[kind]), "kind": kind, "origin": "file",
+            "definition": None if report is None else dict(report.definition),
+        })  # fmt: skip
+
+    async def _status(self, kind: str, request: Request) -> Response:
+        known = await self.known()
+        return JSONResponse(self._described(known, self.named(known, kind, request)))
+
+    async def _want(self, kind: str, verb: str, wanted: WantedState, request: Request) -> Response:
+        principal: Principal = request.state.principal
+        return await self._act(kind, verb, request, Wish(wanted, principal.name, self.now_ms()), {"wanted": wanted.value})
+
+    async def _restart(self, kind: str, request: Request) -> Response:
+        principal: Principal = request.state.principal
+        wish = RestartWish(uuid.uuid4().hex, principal.name, self.now_ms())
+        return await self._act(kind, "restart", request, wish, {"restart": wish.id})
+
+    async def _act(self, kind: str, verb: str, request: Request, wish: Wish | RestartWish, result: dict[str, str]) -> Response:
+        """Store a wish, audited."""
+        principal: Principal = request.state.principal
+        name, action = request.path_params["name"], f"{kind} {verb}"
+        if await arguments_of(request):
+            raise InvalidInput(f"{request.method} {request.url.path} takes no arguments")
+        self.audit.check()
+        record = partial(self.audit.record, action, name, who=principal.name, peer=principal.peer)
+        try:
+            principal.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
+            known = await self.known()
+            pipeline = self.named(known, kind, request)
+            self.check_enabled(known, pipeline)
+            await self.beside(partial(self.topics.want, pipeline, wish))
+        except Exception as error:
+            record(allowed=not isinstance(error, Unauthorized), result=f"{type(error).__name__}: {error}")
+            raise
+        record(result="ok")
+        log.info("administrator action", who=principal.name, action=action, arguments={"name": name}, answer=result)
+        return JSONResponse({"name": name, "kind": kind, **result}, 202)
+
+    # -- what is known -------------------------------------------------------------------------------------------------
+
+    async def known(self) -> KnownPipelines:
+        """Return the reports and the wishes. Raises Unavailable, UnreadableControl."""
+        return await self.beside(lambda: KnownPipelines(self.topics.reports(READ_TIMEOUT_S), self.topics.wishes(READ_TIMEOUT_S)))
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """Return the result of work that waits for Kafka, done in a thread."""
+        async with self._turn:
+            return await asyncio.wrap_future(in_background(work, "pipelines"))
+
+    def _names(self, known: KnownPipelines) -> set[str]:
+        held = {name for name in known.wishes.states if known.wishes.of(name) is not WantedState.RUNNING}
+        return {*self._configured, *known.reports.pipelines, *held}
+
+    def named(self, known: KnownPipelines, kind: str, request: Request) -> str:
+        """Return the pipeline that a request names. Raises UnknownAddress."""
+        name: str = request.path_params["name"]
+        pipeline = f"{KINDS[kind]}{name}"
+        if pipeline not in self._names(known):
+            raise UnknownAddress(f"there is no {kind} {name!r:.60}")
+        return pipeline
+
+    def check_enabled(self, known: KnownPipelines, pipeline: str) -> None:
+        """Raise PipelineDisabled if a pipeline cannot be controlled at run time."""
+        report = known.reports.pipelines.get(pipeline)
+        enabled = self._configured.get(pipeline, True) if report is None else report.state is not PipelineState.DISABLED
+        if not enabled:
+            kind, _, name = pipeline.partition(":")
+            raise PipelineDisabled(
+                f"{kind} {name!r} has enabled = false in the configuration; set enabled = true and restart the pipelines"
+            )
+
+    def state_of(self, known: KnownPipelines, pipeline: str) -> str | None:
+        """Return the state that a driver reports which runs now; None if none runs, or if it does not know the pipeline."""
+        report, driver = known.reports.pipelines.get(pipeline), known.reports.driver
+        alive = driver is not None and driver.running and self.now_ms() - driver.at_ms < SILENT_MS
+        return report.state.value if alive and report is not None else None
+
+    def _described(self, known: KnownPipelines, pipeline: str) -> dict[str, Any]:
+        kind, _, name = pipeline.partition(":")
+        wish, report = known.wishes.states.get(pipeline), known.reports.pipelines.get(pipeline)
+        return {
+            "name": name, "kind": kind, "origin": "file",
+            "state": self.state_of(known, pipeline) or UNASSIGNED,
+            "wanted": known.wishes.of(pipeline).value,
+            "wanted_by": "" if wish is None else wish.by,
+            "wanted_at_ms": None if wish is None else wish.at_ms,
+            **_figures(report),
+        }  # fmt: skip
+
+
+def _figures(report: PipelineReport | None) -> dict[str, Any]:
+    """Return the rest of a status: what the driver has reported, or nothing."""
+    if report is None:
+        return {
+            "group": "", "lag": None, "records_per_s": None, "restarts": None, "error": "", "error_at_ms": None, "partitions": 0,
+            "sources": [], "driver": "", "reported_at_ms": None,
+        }  # fmt: skip
+    return {
+        "group": report.group,
+        "lag": report.lag,
+        "records_per_s": report.records_per_s,
+        "restarts": report.restarts,
+        "error": report.error,
+        "error_at_ms": report.error_at_ms or None,
+        "partitions": report.partitions,
+        "sources": [dict(zip(("topic", "partition", "offset", "end"), each, strict=True)) for each in report.sources],
+        "driver": report.driver,
+        "reported_at_ms": report.at_ms,
+    }
+
+
+def wall_ms() -> int:
+    """Return the time of this machine's clock."""
+    return int(time.time() * 1000)

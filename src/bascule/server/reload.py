@@ -1,0 +1,194 @@
+"""Reload of the settings of a running broker: all of them are checked first, and take effect together or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
+from bascule.broker.policy_change import check_policy
+from bascule.config import Configuration, Settings
+from bascule.config.reloading import SettingsComparison, plan_reload, report
+from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.log import get_log
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Permissions, Unauthorized
+from bascule.server.admin_access import AdminAccess
+from bascule.server.admin_logins import admin_access
+from bascule.server.audit import check_audit_file
+from bascule.server.links import BrowserLink, ConsumerLink, ProducerLink
+from bascule.server.policies import policy_of
+from bascule.server.tls_watch import LoadedTls
+from bascule.server.tokens import TokenLogins
+from bascule.server.user_directory import NextUsers
+from bascule.threads.background import in_background
+from bascule.threads.hangup import hangup_reloads
+
+if TYPE_CHECKING:
+    from bascule.broker.policy import Policy
+    from bascule.config.oidc import Oidc
+    from bascule.server.connection import ClientConnection
+    from bascule.server.node import Node
+
+log = get_log(__name__)
+
+T = TypeVar("T")
+
+#: The name of a reload in the audit.
+ACTION: Final = "config/reload"
+
+
+class ReloadSource(NamedTuple):
+    """The settings with which the process has started, and the function that reads them again. It may raise BasculeError."""
+
+    configuration: Configuration
+    load: Callable[[], Configuration]
+
+
+class NextSettings(NamedTuple):
+    """Settings that are checked, with what was made of them and could have failed."""
+
+    settings: Settings
+    broker_tls: LoadedTls
+    admin_tls: LoadedTls
+    policy: Policy
+    tokens: TokenLogins | None
+    access: AdminAccess | None  # None: as before
+
+    def token_rules_differ(self, before: Oidc) -> bool:
+        """Return whether a client whose token was accepted before must show it again."""
+        return _token_rules(before) != _token_rules(self.settings.broker.oidc)
+
+
+class SettingsReload:
+    """Reloads the settings of one broker process, one reload at a time."""
+
+    def __init__(self, node: Node, source: ReloadSource) -> None:
+        self._node = node
+        self._running = source.configuration
+        self._load = source.load
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def on_hangup(self) -> None:
+        """Reload when the process gets SIGHUP, unless SIGHUP means that the terminal of the process was closed."""
+        if hangup_reloads():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._ask)
+
+    def _ask(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._reported(), name="reload")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reported(self) -> None:
+        """Reload for the service manager, which waits for the end. The log has the result."""
+        manager = self._node.service_manager
+        manager.reloading()
+        result = "ok"
+        try:
+            await self.reload("SIGHUP")
+        except BasculeError as error:  # ``reload`` has logged it
+            result = f"{type(error).__name__}: {error}"
+        finally:
+            self._node.audit.record(ACTION, "", who="SIGHUP", peer="", result=result)
+            manager.reloaded()
+
+    async def reload(self, why: str) -> SettingsComparison:
+        """Read the settings again and follow them. Raises BasculeError, and changes nothing, if they cannot be used."""
+        async with self._lock:
+            try:
+                given = await self._beside(self._load)
+                planned = await self._beside(partial(plan_reload, self._running, given))
+                settings = planned.configuration.settings
+                users = await self._beside(partial(NextUsers.read, settings))
+                following = prepare(self._node, settings)
+            except BasculeError as error:
+                log.error("settings not reloaded, the settings before stay", by=why, reason=str(error))
+                raise
+            ended = await self._beside(partial(self._node.users.adopt, users))  # compares all users
+            self._node.follow(following, ended)
+            self._running = planned.configuration
+            report(planned.compared, why)
+            return planned.compared
+
+    async def _beside(self, work: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(in_background(work, "reload"))
+
+
+def prepare(node: Node, settings: Settings) -> NextSettings:
+    """Make everything of new settings that can fail. Raises BasculeError; nothing has changed then."""
+    before, broker = node.settings, settings.broker
+    policy = policy_of(settings, node.users.roles)
+    if node.loaded_engine is not None:
+        check_policy(node.loaded_engine, policy)
+    broker_tls, admin_tls = LoadedTls.of_broker(broker.tls), LoadedTls.of_admin(settings.admin.tls)
+    check_audit_file(settings.audit)
+    tokens = node.tokens
+    if (broker.oidc, broker.handshake_timeout_s) != (before.broker.oidc, before.broker.handshake_timeout_s):
+        tokens = TokenLogins(broker.oidc, broker.handshake_timeout_s) if broker.oidc.enabled else None
+    access = None
+    try:
+        if node.admin is not None and _admits_differently(before, settings):  # writes a file, so it is the last step
+            access = admin_access(settings, node.users, node.logins, node.audit, node.admin.access)
+    except OSError as error:
+        raise InvalidInput(f"{error.filename}: {error.strerror}; embedded.data_dir must be a directory that the broker can use") from error
+    return NextSettings(settings, broker_tls, admin_tls, policy, tokens, access)
+
+
+def _admits_differently(before: Settings, after: Settings) -> bool:
+    """Return whether the admin server admits its users by other rules."""
+    return (before.admin, before.broker.has_logins, before.broker.oidc) != (after.admin, after.broker.has_logins, after.broker.oidc)
+
+
+def _token_rules(oidc: Oidc) -> tuple[object, ...]:
+    return (
+        oidc.issuer, oidc.audience, oidc.user_claim, oidc.roles_claim, oidc.roles, tuple(sorted(oidc.required_claims.items())),
+        oidc.algorithms,
+    )  # fmt: skip
+
+
+def end_token_logins(connections: dict[ClientConnection, None]) -> Iterator[None]:
+    """End the connections that have logged in with a token, because other tokens are accepted now."""
+    for connection in list(connections):
+        if connection.sasl.identity is not None and not connection.client.ended:
+            _end(connection, "the settings of logins with tokens were changed; log in again")
+        yield
+
+
+def end_without_permission(connections: dict[ClientConnection, None], permissions: Permissions) -> Iterator[None]:
+    """End the connections with a link that its client could not open any more."""
+    for connection in list(connections):
+        if not connection.client.ended:
+            lost = _lost(connection, permissions.with_roles(connection.sasl.token_roles))
+            if lost is not None:
+                _end(connection, str(lost))
+        yield
+
+
+def _lost(connection: ClientConnection, permissions: Permissions) -> Unauthorized | None:
+    """Return the first permission that a client needs for a link and does not have."""
+    client = connection.client
+    try:
+        for link in client.links:
+            for permission, address in _needed(link.context):
+                permissions.authorize(client.user, permission, address)
+    except Unauthorized as error:
+        return error
+    return None
+
+
+def _needed(context: object) -> Iterator[tuple[Permission, str]]:
+    """Yield the permission that a link needs as long as it lives."""
+    if isinstance(context, ProducerLink) and context.address is not None:
+        yield Permission.MANAGE if context.address == MANAGEMENT_ADDRESS else Permission.SEND, context.address
+    elif isinstance(context, ConsumerLink) and context.consumer is not None:
+        yield Permission.CONSUME, context.consumer.queue.address
+    elif isinstance(context, BrowserLink):
+        yield Permission.BROWSE, context.queue.address
+
+
+def _end(connection: ClientConnection, reason: str) -> None:
+    log.info("connection closed", peer=connection.peer, container=connection.client.container, error=reason)
+    connection.end(AmqpError(CONNECTION_FORCED, reason))

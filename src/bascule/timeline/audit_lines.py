@@ -1,0 +1,103 @@
+"""Reads the audit topic for events that concern a message: sends, deliveries, and actions of administrators on its queues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from bascule.core.errors import BasculeError
+from bascule.kafka.admin import Topics
+from bascule.kafka.history import TopicHistory, content_of
+from bascule.timeline.facts import LifeEvent, What
+from bascule.timeline.wanted import WantedId
+
+#: Lines of one partition that a search reads.
+AUDIT_LINES_MAX: Final = 2_000_000
+#: Events that a search returns.
+AUDIT_EVENTS_MAX: Final = 1_000
+#: Actions of administrators that remove messages from a queue, or put some back.
+ACTIONS: Final = frozenset({"queues/purge", "queues/move", "queues/delete", "dead-letters/return", "subscriptions/delete"})
+#: Names of the audit's actions for messages of clients.
+SEND, RECEIVE = "send", "receive"
+
+
+class AuditSearch:
+    """Searches the lines since a time, and then those that are appended. ``gaps`` says what was not read, and why."""
+
+    def __init__(self, kafka: Mapping[str, Any], topic: str, lines_max: int = AUDIT_LINES_MAX) -> None:
+        self._kafka = kafka
+        self._topic = topic
+        self._lines_max = lines_max
+        self._next: dict[int, int] = {}  # offset to continue at, by partition
+        self._left = lines_max
+        self._found: list[LifeEvent] = []
+        self.gaps: list[str] = []
+        #: Whether the audit records messages: some line in the range is a send or a delivery with the id of its message.
+        self.records_messages = False
+
+    def events(self, wanted: WantedId, queues: Collection[str], from_ms: int, to_ms: int | None) -> list[LifeEvent]:
+        """Return the events about messages with an id, and about queues, in the order of their times; a later call reads only new lines."""
+        found, self.gaps = self._found, []
+        try:
+            partitions = Topics(self._kafka).partitions().get(self._topic, 0)
+            if not partitions:
+                self.gaps.append(f"audit topic {self._topic!r} does not exist")
+            for partition in range(partitions):
+                found += list(self._of_partition(partition, wanted, queues, from_ms, to_ms))
+        except BasculeError as error:
+            self.gaps.append(f"audit topic {self._topic!r} cannot be read: {error}")
+        found.sort(key=lambda event: event.time_ms)
+        if len(found) > AUDIT_EVENTS_MAX:
+            self.gaps.append(f"the audit has {len(found)} events about the message and its queues; only the first {AUDIT_EVENTS_MAX} count")
+        return found[:AUDIT_EVENTS_MAX]
+
+    def _of_partition(
+        self, partition: int, wanted: WantedId, queues: Collection[str], from_ms: int, to_ms: int | None
+    ) -> Iterator[LifeEvent]:
+        history = TopicHistory(self._kafka, self._topic, partition)
+        known = self._next.get(partition)
+        start, end = max(history.earliest(), history.at_time(from_ms) if known is None else known), history.stable()
+        if to_ms is not None:
+            end = min(end, history.at_time(to_ms))
+        if end - start > self._left:
+            self.gaps.append(
+                f"audit topic {self._topic!r}, partition {partition}, was read up to offset {start + self._left} only, of {end}"
+            )
+            end = start + self._left
+        self._left -= max(0, end - start)
+        for record in history.records(start, end, committed=True):
+            event = self._event(content_of(record)[1] or b"", wanted, queues)
+            if event is not None:
+                yield event
+        self._next[partition] = max(start, end)
+
+    def _event(self, line: bytes, wanted: WantedId, queues: Collection[str]) -> LifeEvent | None:
+        """Return the event of a line; None if it concerns something else, or is none of the audit."""
+        try:
+            said = json.loads(line)
+            action, on = str(said["action"]), str(said["on"])
+            time_ms = int(datetime.fromisoformat(said["time"]).timestamp() * 1000)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            return None
+        who = f"{said.get('who') or 'a client without login'} from {said.get('from', '')}"
+        if action in (SEND, RECEIVE) and "message_id" in said:
+            self.records_messages = True
+            if not wanted.is_written(str(said["message_id"])):
+                return None
+            return LifeEvent(time_ms, -1, What.SENT if action == SEND else What.RECEIVED, detail=f"{on}, by {who}{_remarks(said)}")
+        if action in ACTIONS and said.get("allowed") and on in queues:
+            return LifeEvent(time_ms, -1, What.ADMINISTERED, detail=f"{action} on {on}, by {who}: {said.get('result', '')}")
+        return None
+
+
+def _remarks(said: Mapping[str, Any]) -> str:
+    remarks = []
+    if not said.get("allowed", True):
+        remarks.append(f"refused: {said.get('result', '')}")
+    if said.get("transacted"):
+        remarks.append("in a transaction, whose outcome the audit does not record")
+    if said.get("redelivered"):
+        remarks.append("redelivered")
+    return "".join(f"; {each}" for each in remarks)

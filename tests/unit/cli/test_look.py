@@ -1,0 +1,59 @@
+"""Commands that look at a broker as the console does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.test_administer import Broker, _elsewhere, broker, run
+
+__all__ = ["_elsewhere", "broker"]  # fixtures
+
+MESSAGE = {
+    "id": "0-waiting-4-1", "state": "waiting", "message_id": "ID:1", "type": None, "body_kind": "text", "body": {"text": "x" * 100},
+    "bytes": 9,
+}  # fmt: skip
+TOPIC = {"name": "news", "subscriptions": 2, "messages": 5, "consumers": 1}
+LINK = {"role": "consumer", "address": "orders", "queue": "orders", "selector": "n = 1", "unsettled": 0, "credit": 9}
+FLOW = {
+    "diverts": [{"name": "d", "from": "a", "to": "t", "pin": {"records": 7}}, {"name": "e", "from": "b", "to": "u", "pin": None}],
+    "ingresses": [{"name": "i", "topics": ["k"], "pattern": "", "to": "q"}],
+}  # fmt: skip
+
+COMMANDS: dict[str, tuple[list[str], str, Any, list[str]]] = {
+    "messages": (["queue", "messages", "q", "--text", "x"], "/messages", {"messages": [MESSAGE], "next": ""}, ["0-waiting-4-1", "x…"]),
+    "topics": (["topic", "list"], "/list/topics", {"entries": [TOPIC], "found": 1}, ["news"]),
+    "no topics": (["topic", "list"], "/list/topics", {"entries": [], "found": 0}, ["subscriptions"]),
+    "links": (["connection", "show", "c"], "/connections/links", {"links": [LINK]}, ["consumer", "n = 1"]),
+    "flow": (["flow"], "/flow", FLOW, ["divert", "7", "ingress"]),
+    "one message": (["queue", "message", "q", "0-waiting-4-1"], "/messages/show", MESSAGE, ["ID:1"]),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_look_shows_the_answer_of_the_broker(
+    name: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, path, answer, shown = COMMANDS[name]
+    broker.answers[path] = (200, answer)
+    assert run(monkeypatch, *command, "--admin", broker.url) == 0
+    said = capsys.readouterr().out
+    assert [each for each in shown if each not in said] == []
+    if name != "one message":
+        assert run(monkeypatch, *command, "--admin", broker.url, "--format", "json") == 0
+        assert json.loads(capsys.readouterr().out) is not None
+
+
+def test_body_of_a_message_is_written_as_bytes(broker: Broker, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> None:
+    broker.answers["/messages/body"] = (200, "text")
+    assert run(monkeypatch, "queue", "message", "q", "0-waiting-4-1", "--body", "--admin", broker.url) == 0
+    assert capfdbinary.readouterr().out == b"text"
+
+
+def test_answer_that_is_not_json_is_reported(broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: "<html>")
+    broker.answers["/flow"] = (200, None)
+    assert run(monkeypatch, "flow", "--admin", broker.url) == 2
+    assert "is not the admin server of a broker: its answer is not JSON" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+# ruff: noqa: F811 - a test has the names of its fixtures as parameters
+"""``bascule top`` with an admin server that gives the answers of a test, without a terminal and on one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.cli.top import TopSample, rates_between
+from tests.unit.cli.conftest import Bascule
+from tests.unit.cli.test_administer import QUEUE, STATUS, Broker, broker  # noqa: F401 - a fixture
+
+OVERVIEW: dict[str, Any] = {
+    **STATUS, "dead_letters": 3, "time_ms": 1769846400000,
+    "sums": {"messages": 3, "bytes": 30, "delivering": 1, "delayed": 0, "consumers": 1},
+}  # fmt: skip
+DIVERT = {"kind": "divert", "name": "orders", "state": "running", "lag": 1234, "records_per_s": 5.5}
+
+
+@pytest.fixture
+def served(broker: Broker) -> Broker:
+    broker.answers |= {
+        "/overview": (200, OVERVIEW), "/list/queues": (200, {"entries": [QUEUE | {"name": "a\x1b[2Jb"}]}), "/diverts": (200, [DIVERT]),
+        "/ingresses": (200, []),
+    }  # fmt: skip
+    return broker
+
+
+def test_one_screen_has_rates_queues_and_pipelines_without_control_characters(served: Broker, bascule: Bascule) -> None:
+    done = bascule("top", "--once", "--interval-s", "0.2", "--admin", served.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "demo: waiting (Kafka is away), " in done.stdout
+    assert "per second: in 0.0, out 0.0" in done.stdout
+    assert "memory 1.8 %, producers are blocked: too much" in done.stdout
+    assert done.stdout.splitlines()[4].split() == ["queue", "messages", "delivering", "delayed", "bytes", "consumers"]
+    assert done.stdout.splitlines()[5].split() == [r"a\u001b[2Jb", "3", "1", "0", "30", "1"]
+    assert "divert orders  running  1,234        5.5" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_batch_prints_a_line_of_json_for_each_interval(served: Broker, bascule: Bascule) -> None:
+    done = bascule("top", "--batch", "--count", "2", "--interval-s", "0.2", "--format", "json", "--sort", "name", "--admin", served.url)
+    found = [json.loads(each) for each in done.stdout.splitlines()]
+    assert [each["queues"][0]["messages"] for each in found] == [3, 3]
+    asked = [path for path, _ in served.asked if path.startswith("/list/queues")]
+    assert asked == ["/list/queues?sort=name&order=ascending&limit=20"] * 3
+
+
+def test_broker_that_cannot_ask_its_pipelines_still_has_figures(served: Broker, bascule: Bascule) -> None:
+    served.answers["/diverts"] = (503, {"error": "Kafka is away"})
+    done = bascule("top", "--once", "--interval-s", "0.2", "--admin", served.url)
+    assert (done.returncode, "pipeline" in done.stdout) == (0, False)
+
+
+@pytest.mark.parametrize(("new", "rate"), [(30, 10.0), (10, 0.0), (5, 0.0)])
+def test_rates_are_the_growth_of_the_counters_and_never_negative(new: int, rate: float) -> None:
+    before, now = (TopSample(at_s, {"counters": {"messages_in": count}}, [], []) for at_s, count in ((0.0, 10), (2.0, new)))
+    assert rates_between(before, now)["in"] == rate
+
+
+def test_unknown_column_is_refused(bascule: Bascule) -> None:
+    assert "--sort 'size' must be one of messages," in bascule("top", "--sort", "size").stderr
+
+
+def test_key_q_ends_the_command_on_a_terminal_and_restores_its_mode(served: Broker, tmp_path: Path) -> None:
+    import termios
+
+    terminal, other = pty.openpty()
+    mode = termios.tcgetattr(other)
+    command = [sys.executable, "-m", "bascule.cli", "top", "--interval-s", "0.2", "--admin", served.url]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "dumb", "BASCULE_CONTEXT": ""}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=other, stdout=other, stderr=other) as process:
+        shown = b""
+        while b"q quits" not in shown:  # the time limit of the test ends this
+            shown += os.read(terminal, 4096)
+        os.write(terminal, b"q")
+        while process.poll() is None:  # a full terminal would block the process
+            shown += os.read(terminal, 4096) if _readable(terminal) else b""
+    assert process.returncode == 0
+    assert b"sorted by messages" in shown
+    assert b"\x1b[H\x1b[2J" in shown
+    assert termios.tcgetattr(other) == mode
+    os.close(terminal)
+    os.close(other)
+
+
+def _readable(terminal: int) -> bool:
+    import select
+
+    return bool(select.select([terminal], [], [], 0.05)[0])

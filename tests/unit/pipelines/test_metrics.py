@@ -1,0 +1,117 @@
+"""The metrics of a driver, as Prometheus reads them."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bascule.core.errors import Unavailable
+from bascule.pipelines.metrics import PipelineMetrics
+from bascule.pipelines.queries import Query
+from bascule.pipelines.serving import metrics_of
+from bascule.writer.carried import CarriedCounts, PipelineCount
+from bascule.writer.control import PipelineReport, PipelineState
+from bascule.writer.position import Position
+
+TASKS = {"divert:orders": "diverts", "ingress:stock": "ingress:stock"}
+STATES = {"divert:orders": PipelineState.RUNNING, "ingress:stock": PipelineState.FAILED}
+QUERIES = {
+    "diverts": Query("diverts", lambda: None, Path()),
+    "ingress:stock": Query("ingress:stock", lambda: None, Path(), restarts=3, last_error_s=1_000.0),
+}
+REPORTS = {
+    "divert:orders": PipelineReport(PipelineState.RUNNING, "driver", 0, sources=(("journal", 0, 7, 9),), partitions=1, lag=2),
+    "ingress:stock": PipelineReport(PipelineState.FAILED, "driver", 0),
+}
+JOURNAL = Position("journal", "id", 0, 7, carried=CarriedCounts({"orders": PipelineCount(5, 500, 1)}).plus(
+    CarriedCounts(latencies=CarriedCounts().latencies.with_these((0.2, 0.3)))
+))  # fmt: skip
+OWN = Position("journal", "id", 0, 7, carried=CarriedCounts({"orders": PipelineCount(2, 200, 0), "removed": PipelineCount(1, 1, 1)}))
+STORED = {
+    "diverts/journal/0": JOURNAL, "divert:orders/journal/0": OWN, "begun:orders/journal/0": JOURNAL,
+    "ingress:stock/t/0": replace(JOURNAL, topic="t", carried=CarriedCounts({"stock": PipelineCount(1, 10, 0)})),
+}  # fmt: skip
+
+
+class Driver:
+    """The metrics of a driver, and their values."""
+
+    def __init__(self) -> None:
+        self.metrics = PipelineMetrics()
+        self.registry = CollectorRegistry()
+        self.registry.register(self.metrics)
+
+    def run(self, stored: dict[str, Position] = STORED) -> None:
+        self.metrics.show(STATES, TASKS, QUERIES)
+        self.metrics.measure(REPORTS, stored, {("journal", 0): 9}, QUERIES)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"bascule_{name}", labels)
+
+
+def test_driver_that_stands_by_says_so_and_shows_no_pipelines() -> None:
+    driver = Driver()
+    assert driver.value("pipelines_active") == 0
+    assert [family.name for family in driver.metrics.collect() if family.samples] == ["bascule_pipelines_active"]
+
+
+def test_pipelines_have_state_lag_position_and_counts_of_all_their_positions() -> None:
+    driver = Driver()
+    driver.run()
+    orders = {"pipeline": "divert:orders"}
+    assert driver.value("pipelines_active") == 1
+    assert driver.value("pipeline_info", task="diverts", **orders) == 1
+    assert driver.value("pipeline_state", state="running", **orders) == 1
+    assert driver.value("pipeline_state", state="failed", **orders) == 0
+    assert driver.value("pipeline_position_offset", topic="journal", partition="0", **orders) == 7
+    assert driver.value("pipeline_lag_records", **orders) == 2
+    assert driver.value("pipeline_lag_seconds", **orders) is not None
+    counts = [driver.value(f"pipeline_{name}_total", **orders) for name in ("records", "bytes", "dead_letters", "restarts")]
+    assert counts == [7, 700, 1, 0]
+    assert driver.value("pipeline_latency_seconds_count", task="diverts") == 2
+    assert driver.value("pipeline_latency_seconds_bucket", task="diverts", le="0.25") == 1
+
+
+def test_pipeline_that_failed_has_its_restarts_and_the_time_of_the_error() -> None:
+    driver = Driver()
+    driver.run()
+    stock = {"pipeline": "ingress:stock"}
+    assert driver.value("pipeline_state", state="failed", **stock) == 1
+    assert driver.value("pipeline_restarts_total", **stock) == 3
+    assert driver.value("pipeline_last_error_timestamp_seconds", **stock) == 1_000
+    assert driver.value("pipeline_records_total", **stock) == 1
+    assert driver.value("pipeline_lag_records", **stock) is None
+
+
+def test_counts_of_pipelines_that_are_not_configured_are_not_exported() -> None:
+    driver = Driver()
+    driver.run()
+    labels = {label for family in driver.metrics.collect() for sample in family.samples for label in sample.labels.values()}
+    assert "divert:removed" not in labels
+
+
+def test_counter_does_not_fall_if_a_replica_that_lags_answers() -> None:
+    driver = Driver()
+    driver.run()
+    driver.run({"diverts/journal/0": JOURNAL})
+    assert driver.value("pipeline_records_total", pipeline="divert:orders") == 7
+
+
+def test_metrics_are_served_until_the_driver_ends() -> None:
+    with metrics_of(0, "127.0.0.1") as metrics:
+        assert metrics is not None
+    with metrics_of(None, "127.0.0.1") as metrics:
+        assert metrics is None
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Unavailable, match=f"127.0.0.1:{port}.*Choose another pipelines.metrics_port"), metrics_of(port, "127.0.0.1"):
+            pass
+    with metrics_of(port, "127.0.0.1"), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        assert b"bascule_pipelines_active 0.0" in answer.read()
+    with pytest.raises(OSError, match="refused"), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30):
+        pass

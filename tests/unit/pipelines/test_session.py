@@ -1,0 +1,119 @@
+"""Spark's start beside other work of a driver, and its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkRuntimeError
+
+from bascule.core.errors import Unavailable
+from bascule.pipelines import session
+from bascule.pipelines.session import SparkEnded, StartingSpark
+
+
+@pytest.fixture
+def jvm() -> Iterator[subprocess.Popen[bytes]]:
+    """A process in place of Spark's JVM."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def session_of(process: object) -> Any:
+    return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=process)))
+
+
+def test_spark_is_started_once_and_has_no_session_before() -> None:
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(session_of(None))
+        return made[-1]
+
+    spark = StartingSpark(make)
+    with pytest.raises(Unavailable, match="no Spark session"):
+        spark.session()
+    assert not spark.started
+    spark.start()
+    spark.start()
+    assert spark.started
+    assert [spark.session(), spark.session()] == [made[0], made[0]]
+    assert len(made) == 1
+
+
+def test_error_of_the_start_is_raised_where_the_session_is_needed() -> None:
+    def make() -> Any:
+        raise Unavailable("no JDK")
+
+    spark = StartingSpark(make)
+    spark.start()
+    with pytest.raises(Unavailable, match="no JDK"):
+        spark.session()
+    spark.check()
+    assert not spark.has_ended
+
+
+def test_end_of_the_jvm_is_noticed(jvm: subprocess.Popen[bytes]) -> None:
+    spark = StartingSpark(lambda: session_of(jvm))
+    spark.check()
+    spark.start()
+    spark.session()
+    spark.check()
+    jvm.kill()
+    jvm.wait()
+    with pytest.raises(SparkEnded, match="ended with -9"):
+        spark.check()
+    assert spark.has_ended
+
+
+def test_failed_start_of_the_jvm_ends_the_driver_and_leaves_nothing_to_stop() -> None:
+    def make() -> Any:
+        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+
+    spark = StartingSpark(make)
+    spark.start()
+    with pytest.raises(SparkEnded, match="did not start"):
+        spark.session()
+    spark.stop()
+
+
+def test_error_of_a_call_is_the_end_of_the_jvm_only_if_the_jvm_has_ended(
+    jvm: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "END_S", 0.01)
+    spark = StartingSpark(lambda: session_of(jvm))
+    with pytest.raises(Py4JError, match="no answer"), spark.watched():
+        raise Py4JError("no answer")
+    spark.start()
+    spark.session()
+    with pytest.raises(Py4JError, match="no answer"), spark.watched():
+        raise Py4JError("no answer")
+    monkeypatch.undo()
+    jvm.kill()
+    with pytest.raises(SparkEnded, match="ended with -9"), spark.watched():
+        raise Py4JError("no answer")
+
+
+def test_jvm_that_somebody_else_has_started_is_not_watched() -> None:
+    spark = StartingSpark(lambda: SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None)))  # type: ignore[arg-type, return-value]
+    spark.start()
+    spark.session()
+    spark.check()
+
+
+def test_imports_of_the_process_that_forks_workers_start_no_thread_except_that_of_an_allocator() -> None:
+    code = """
+import bascule.pipelines.worker_daemon
+from pathlib import Path
+print(sum(file.read_text() != "jemalloc_bg_thd\\n" for file in Path("/proc/self/task").glob("*/comm")))
+"""
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as Spark sets it
+    done = subprocess.run([sys.executable, "-c", code], env=one_thread, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

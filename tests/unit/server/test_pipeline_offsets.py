@@ -1,0 +1,289 @@
+"""Offsets of pipelines over HTTP, on the mock cluster: what a plan says, what may be confirmed, and what is stored for the driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.config.settings import Settings
+from bascule.core.kafka_records import Outgoing
+from bascule.core.topics import JournalTopics
+from bascule.kafka import own_topics
+from bascule.kafka.admin import Topics
+from bascule.kafka.compacted import Appender
+from bascule.kafka.control import ControlTopics
+from bascule.pipelines import offset_plans
+from bascule.pipelines.offset_plans import OffsetPlans
+from bascule.server import pipeline_offsets
+from bascule.server.admin_access import AdminAccess, AdminRole
+from bascule.server.audit import AuditTrail, FileSink
+from bascule.server.pipeline_offsets import PLAN_MS
+from bascule.server.pipelines import PipelinePages
+from bascule.writer.control import DRIVER_KEY, DriverReport, OffsetMove, PipelineReport, PipelineState, WantedState, Wish
+from bascule.writer.position import COMMON, MOVED, Position, moved_mark, position_key, position_partition
+from tests.support.journal import SyntheticJournal, text_message
+from tests.support.mock_cluster import MockCluster, product_on
+from tests.unit.server.test_admin import Broker, served
+from tests.unit.server.test_admin_access import send
+
+NOW_MS = 1_000_000
+NAMES = JournalTopics()
+JOURNAL = NAMES.journal
+ACCESS = AdminAccess(restricted=True, tokens={role.word: (role.word, role) for role in AdminRole})
+SETTINGS = {
+    "divert": [{"name": "orders", "from": "orders"}, {"name": "off", "from": "x", "enabled": False}],
+    "ingress": [{"name": "stock", "topics": ["s"]}],
+}
+Request = Callable[..., tuple[int, Any]]
+
+
+class World:
+    """A Kafka with a journal, positions and reports, and an admin server on it."""
+
+    def __init__(self, cluster: MockCluster) -> None:
+        self.kafka = cluster.kafka
+        wanted = {NAMES.control: own_topics.CONTROL, NAMES.reports: own_topics.CONTROL, NAMES.positions: own_topics.POSITIONS}
+        own_topics.ensure(cluster.kafka, wanted)
+        self.control = ControlTopics(cluster.kafka, NAMES)
+        self.topics = Topics(cluster.kafka)
+        self.topics.create(JOURNAL, 1, {})
+        self.journal = SyntheticJournal(cluster.bootstrap, JOURNAL)
+        self.now_ms = NOW_MS
+
+    def close(self) -> None:
+        self.control.close()
+
+    def put(self, key: str, at: Position) -> None:
+        appender = Appender(self.kafka)
+        appender.append(Outgoing(NAMES.positions, key.encode(), at.encode(), partition=position_partition(key))).result()
+        appender.close()
+
+    def stand(self, offset: int, *, pipeline: str = "divert:orders", members: tuple[str, ...] = ("orders",)) -> None:
+        """Put the position of a divert, or of its group."""
+        self.put(position_key(pipeline, JOURNAL, 0), Position(JOURNAL, self.topics.id(JOURNAL), 0, offset, members=members, owner="d"))
+
+    def report(self, state: PipelineState, pipeline: str = "divert:orders", **more: Any) -> None:
+        definition = {"from": "orders", "selector": "", "from_kafka": False}
+        reports = {pipeline: PipelineReport(state, "d", NOW_MS, definition, **more), DRIVER_KEY: DriverReport("d", NOW_MS)}
+        for future in self.control.report(reports):
+            future.result()
+
+    def stop(self, pipeline: str = "divert:orders") -> None:
+        self.control.want(pipeline, Wish(WantedState.STOPPED))
+        self.report(PipelineState.STOPPED, pipeline)
+
+    def asked(self, ask: Callable[[Request], None], audit: AuditTrail | None = None) -> None:
+        planning = OffsetPlans(self.kafka, NAMES)
+        pages = PipelinePages(self.control, Settings.model_validate(SETTINGS), audit or AuditTrail(), lambda: self.now_ms, lambda: planning)
+
+        def run(port: int) -> None:
+            def request(method: str, path: str, role: str = "manage", **arguments: Any) -> tuple[int, Any]:
+                code, _, text = send(port, method, path, {"authorization": f"Bearer {role}"}, json.dumps(arguments))
+                return code, json.loads(text)
+
+            ask(request)
+
+        served(Broker(), run, access=ACCESS, pipelines=pages)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with product_on(monkeypatch) as cluster:
+        found = World(cluster)
+        yield found
+        found.close()
+
+
+def with_messages(world: World) -> int:
+    """Write a journal of three messages, of which the exclusive divert took the second. Return the offset of the first."""
+    first = world.journal.start_epoch(["orders"]) + 1
+    for text, diverts in (("1", ()), ("2", ("orders",)), ("3", ())):
+        world.journal.send(text_message(text), address="orders", diverts=diverts)
+    world.journal.flush()
+    return first
+
+
+@pytest.mark.parametrize("pipeline", [COMMON, "divert:orders"])
+def test_positions_are_shown_with_the_offsets_that_exist_and_the_last_request(world: World, pipeline: str) -> None:
+    first = with_messages(world)
+    world.stand(first + 1, pipeline=pipeline)
+    world.report(PipelineState.RUNNING)
+
+    def ask(request: Request) -> None:
+        assert request("GET", "/diverts/orders/offsets", "view") == (200, {
+            "name": "orders", "kind": "divert", "request": None,
+            "offsets": [{"topic": JOURNAL, "partition": 0, "offset": first + 1, "first": 0, "end": first + 3}],
+        })  # fmt: skip
+        assert request("GET", "/ingresses/stock/offsets", "view")[1]["offsets"] == []
+        assert request("GET", "/diverts/nowhere/offsets")[0] == 404
+
+    world.asked(ask)
+
+
+def test_plan_counts_what_is_skipped_and_repeated_and_is_stored_once_it_is_confirmed(world: World, tmp_path: Path) -> None:
+    audit = AuditTrail([lambda done: FileSink(tmp_path / "audit", done)])
+    first = with_messages(world)
+    world.stand(first + 3)
+    world.stop()
+
+    def ask(request: Request) -> None:
+        code, plan = request("PATCH", "/diverts/orders/offsets", to="earliest")
+        assert code == 200
+        shown = {
+            "topic": JOURNAL, "partition": 0, "offset": first + 3, "to": 0, "first": 0, "end": first + 3, "skipped": 0,
+            "repeated": first + 3, "messages": 1, "taken": 1, "counted": True,
+        }  # fmt: skip
+        assert plan == {"name": "orders", "kind": "divert", "moves": [shown], "discards": False, "token": plan["token"]}
+        assert world.control.wishes(10).offsets == {}, "a plan changes nothing"
+        for _ in range(2):  # a client repeats a request that it has no answer to
+            answer = {"name": "orders", "kind": "divert", "request": plan["token"]}
+            assert request("PATCH", "/diverts/orders/offsets", token=plan["token"]) == (202, answer)
+        wish = world.control.wishes(10).offsets["divert:orders"]
+        assert (wish.id, wish.by) == (plan["token"], "manage")
+        assert wish.moves == (OffsetMove(JOURNAL, world.topics.id(JOURNAL), 0, first + 3, 0),)
+
+        def shown_request() -> Any:
+            found = request("GET", "/diverts/orders/offsets")[1]["request"]
+            return {name: found[name] for name in ("state", "error")}
+
+        assert shown_request() == {"state": "pending", "error": ""}
+        world.put(f"{MOVED}divert:orders", moved_mark(wish.id, 1))
+        assert shown_request() == {"state": "done", "error": ""}
+        world.put(f"{MOVED}divert:orders", moved_mark(wish.id, 0))
+        assert shown_request() == {"state": "refused", "error": "see the log of the pipelines"}
+        world.report(PipelineState.STOPPED, offsets_request=wish.id, offsets_error="it has moved")
+        assert shown_request() == {"state": "refused", "error": "it has moved"}
+
+    world.asked(ask, audit)
+    audit.close()
+    lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    assert [(line["action"], line["on"], line["result"], line["repeated"]) for line in lines] == [
+        ("divert offsets", "orders", "ok", first + 3)
+    ] * 2  # fmt: skip
+
+
+def test_messages_that_only_an_exclusive_divert_has_are_not_skipped_without_the_word_for_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = with_messages(world)
+    world.stand(first)
+    world.stop()
+
+    def ask(request: Request) -> None:
+        plan = request("PATCH", "/diverts/orders/offsets", shift_by=1)[1]
+        assert (plan["discards"], plan["moves"][0]["taken"]) == (False, 0)
+        plan = request("PATCH", "/diverts/orders/offsets", shift_by=2)[1]
+        assert (plan["discards"], plan["moves"][0]["taken"], plan["moves"][0]["skipped"]) == (True, 1, 2)
+        code, refused = request("PATCH", "/diverts/orders/offsets", token=plan["token"])
+        assert code == 409
+        assert "messages that only it has would be lost" in refused["error"]
+        assert world.control.wishes(10).offsets == {}
+        assert request("PATCH", "/diverts/orders/offsets", token=plan["token"], discard=True)[0] == 202
+        monkeypatch.setattr(offset_plans, "COUNTED_RECORDS_MAX", 1)
+        plan = request("PATCH", "/diverts/orders/offsets", to="latest")[1]
+        assert (plan["discards"], plan["moves"][0]["counted"]) == (True, False), "nobody has counted the rest"
+
+    world.asked(ask)
+
+
+def test_pipeline_that_is_not_stopped_and_plan_that_is_unknown_old_or_of_another_pipeline_are_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_offsets, "PLANS_MAX", 1)
+    first = with_messages(world)
+    world.stand(first)
+
+    def refused(request: Request, text: str, code: int = 409, **arguments: Any) -> None:
+        found, answer = request("PATCH", "/diverts/orders/offsets", **arguments)
+        assert (found, text in answer["error"]) == (code, True), answer
+
+    def ask(request: Request) -> None:
+        for state in (WantedState.RUNNING, WantedState.PAUSED):
+            world.control.want("divert:orders", Wish(state))
+            refused(request, "divert 'orders' is not stopped; stop it first (bascule divert stop orders)", to="latest")
+        world.control.want("divert:orders", Wish(WantedState.STOPPED))
+        world.report(PipelineState.RUNNING)
+        refused(request, "divert 'orders' is still running", to="latest")
+        world.report(PipelineState.STOPPED)
+        refused(request, "this broker has no plan 'x'", token="x")
+        assert request("PATCH", "/diverts/off/offsets", to="latest")[0] == 409
+        token = request("PATCH", "/diverts/orders/offsets", shift_by=1)[1]["token"]
+        world.control.want("ingress:stock", Wish(WantedState.STOPPED))
+        assert request("PATCH", "/ingresses/stock/offsets", token=token)[0] == 409
+        world.now_ms += PLAN_MS + 1
+        world.control.report({DRIVER_KEY: DriverReport("d", world.now_ms)})[0].result()
+        refused(request, "a plan can be confirmed for 10 minutes", token=token)
+        token = request("PATCH", "/diverts/orders/offsets", shift_by=1)[1]["token"]
+        request("PATCH", "/diverts/orders/offsets", shift_by=1)
+        refused(request, "this broker has no plan", token=token)
+        world.control.want("divert:orders", Wish(WantedState.RUNNING))
+        refused(request, "is not stopped", token=token)
+        assert world.control.wishes(10).offsets == {}
+
+    world.asked(ask)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, 'exactly one of "to" and "shift_by" is needed'),
+        ({"to": "latest", "shift_by": 1}, 'exactly one of "to" and "shift_by" is needed'),
+        ({"to": "yesterday"}, "cannot move to 'yesterday'; use 'earliest', 'latest', an offset, or a timestamp such as"),
+        ({"to": True}, '"to" must be'),
+        ({"to": -1}, "cannot move to '-1'"),
+        ({"to": 2**63}, "cannot move to '9223372036854775808'"),
+        ({"to": "9" * 400}, "cannot move to '999"),
+        ({"to": "\u0663"}, "cannot move to"),
+        ({"shift_by": "1"}, '"shift_by" must be a number of records'),
+        ({"shift_by": 1.5}, '"shift_by" must be a number of records'),
+        ({"to": "latest", "topic": 1}, '"topic" must be the name of a topic'),
+        ({"to": "latest", "partition": 0}, '"partition" must be a number, and needs "topic"'),
+        ({"to": "latest", "topics": "x"}, "unknown argument 'topics'"),
+        ({"token": "x", "to": "latest"}, "unknown argument 'to'"),
+    ],
+    ids=repr,
+)
+def test_arguments_that_mean_nothing_are_refused(world: World, arguments: dict[str, Any], text: str) -> None:
+    def ask(request: Request) -> None:
+        code, answer = request("PATCH", "/diverts/orders/offsets", **arguments)
+        assert (code, text in answer["error"]) == (400, True), answer
+
+    world.asked(ask)
+
+
+def test_positions_of_an_ingress_move_by_topic_and_partition_within_the_records_that_exist(world: World) -> None:
+    source = "s"
+    world.topics.create(source, 3, {})
+    appender = Appender(world.kafka)
+    for partition in range(3):
+        for number in range(4):
+            appender.append(Outgoing(source, None, str(number).encode(), partition=partition)).result()
+    appender.close()
+    ids = {source: world.topics.id(source)}
+    for partition, (topic_id, offset) in enumerate([(ids[source], 2), (ids[source], 4), ("earlier", 900)]):
+        world.put(position_key("ingress:stock", source, partition), Position(source, topic_id, partition, offset, owner="d"))
+    world.put("ingress:stock", Position("", "", 0, 0, owner="d"))
+    world.put(position_key("ingress:stock", "left", 0), Position("left", "x", 0, 7))
+    world.stop("ingress:stock")
+
+    def moves(request: Request, **arguments: Any) -> list[tuple[int, ...]]:
+        code, plan = request("PATCH", "/ingresses/stock/offsets", **arguments)
+        assert code == 200, plan
+        return [tuple(each[name] for name in ("partition", "offset", "to", "skipped", "repeated")) for each in plan["moves"]]
+
+    def ask(request: Request) -> None:
+        assert moves(request, to="earliest") == [(0, 2, 0, 0, 2), (1, 4, 0, 0, 4), (2, 900, 0, 0, 0)]
+        assert moves(request, to="latest") == [(0, 2, 4, 2, 0), (2, 900, 4, 4, 0)]
+        assert moves(request, to=3, topic=source, partition=1) == [(1, 4, 3, 0, 1)]
+        assert moves(request, to="3", topic=source, partition=0) == [(0, 2, 3, 1, 0)]
+        assert moves(request, shift_by=100, topic=source, partition=0) == [(0, 2, 4, 2, 0)]
+        assert moves(request, shift_by=-100, topic=source, partition=0) == [(0, 2, 0, 0, 2)]
+        assert moves(request, to="2100-01-01", topic=source, partition=0) == [(0, 2, 4, 2, 0)]
+        code, refused = request("PATCH", "/ingresses/stock/offsets", to="latest", topic="left")
+        assert (code, refused["error"]) == (409, "ingress:stock has no position in topic 'left' as given")
+
+    world.asked(ask)

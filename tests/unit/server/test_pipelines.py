@@ -1,0 +1,192 @@
+"""Control of pipelines over HTTP, on the mock cluster: paths, roles, audit, and what is stored for the driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.config.settings import Settings
+from bascule.core.errors import Unavailable
+from bascule.core.topics import JournalTopics
+from bascule.kafka import own_topics
+from bascule.kafka.control import ControlTopics
+from bascule.kafka.planned_moves import PipelineOffsets, PlannedMove
+from bascule.server.admin_access import AdminAccess, AdminRole
+from bascule.server.audit import AuditTrail, FileSink
+from bascule.server.pipelines import SILENT_MS, PipelinePages
+from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, RestartWish, WantedState, Wish, Wishes
+from tests.support.mock_cluster import MockCluster, product_on
+from tests.unit.server.test_admin import Broker, served
+from tests.unit.server.test_admin_access import PAGE, send
+
+NOW_MS = 1_000_000
+REPORT = PipelineReport(
+    PipelineState.RUNNING, "host-1", NOW_MS, {"from": "orders", "to": "t"}, "g", (("bascule.journal", 0, 3, 9),), 1, 6, 1.5, 2,
+    "an error", 4,
+)  # fmt: skip
+SETTINGS = {
+    "divert": [{"name": "orders", "from": "orders"}, {"name": "off", "from": "x", "enabled": False}],
+    "ingress": [{"name": "stock", "topics": ["s"]}],
+}
+
+
+class NoPlanning:
+    """Knows no positions: test_pipeline_offsets.py has the tests with positions."""
+
+    def offsets(self, pipeline: str) -> PipelineOffsets:
+        return PipelineOffsets((), {})
+
+    def plan(self, *arguments: object) -> list[PlannedMove]:
+        return []
+
+
+PLANNING = NoPlanning()
+#: A token for each role.
+ACCESS = AdminAccess(restricted=True, tokens={role.word: (role.word, role) for role in AdminRole})
+GUIDE = PAGE.parent / "pipelines.md"
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
+    with product_on(monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def topics(cluster: MockCluster) -> Iterator[ControlTopics]:
+    names = JournalTopics()
+    own_topics.ensure(cluster.kafka, {names.control: own_topics.CONTROL, names.reports: own_topics.CONTROL})
+    found = ControlTopics(cluster.kafka, names)
+    yield found
+    found.close()
+
+
+def report(topics: ControlTopics, *, at_ms: int = NOW_MS, running: bool = True, **pipelines: PipelineReport) -> None:
+    reports = {name.replace("_", ":"): each for name, each in pipelines.items()}
+    for future in topics.report({**reports, DRIVER_KEY: DriverReport("host-1", at_ms, running)}):
+        future.result()
+
+
+def asked(topics: Any, ask: Callable[[Callable[..., tuple[int, Any]]], None], audit: AuditTrail | None = None) -> None:
+    """Let ``ask`` send requests, as an administrator with the role manage if it does not name a role."""
+    pages = PipelinePages(topics, Settings.model_validate(SETTINGS), audit or AuditTrail(), lambda: NOW_MS, lambda: PLANNING)
+
+    def run(port: int) -> None:
+        def request(method: str, path: str, role: str = "manage", body: str | None = None) -> tuple[int, Any]:
+            code, _, text = send(port, method, path, {"authorization": f"Bearer {role}"}, body)
+            return code, json.loads(text)
+
+        ask(request)
+
+    served(Broker(), run, access=ACCESS, pipelines=pages)
+
+
+def test_pipelines_are_listed_with_what_is_wanted_and_what_the_driver_reports(topics: ControlTopics) -> None:
+    report(topics, divert_orders=REPORT)
+    topics.want("divert:orders", Wish(WantedState.PAUSED, "ann", 7))
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        code, found = request("GET", "/diverts", "view")
+        assert code == 200
+        assert [(each["name"], each["state"], each["wanted"]) for each in found] == [
+            ("off", "unassigned", "running"), ("orders", "running", "paused"),
+        ]  # fmt: skip
+        assert request("GET", "/diverts/orders/status", "view") == (200, {
+            "name": "orders", "kind": "divert", "origin": "file", "state": "running", "wanted": "paused", "wanted_by": "ann",
+            "wanted_at_ms": 7, "group": "g", "lag": 6, "records_per_s": 1.5, "restarts": 2, "error": "an error", "error_at_ms": 4,
+            "partitions": 1, "sources": [{"topic": "bascule.journal", "partition": 0, "offset": 3, "end": 9}], "driver": "host-1",
+            "reported_at_ms": NOW_MS,
+        })  # fmt: skip
+        assert request("GET", "/diverts/orders", "view") == (200, {
+            "name": "orders", "kind": "divert", "origin": "file", "definition": {"from": "orders", "to": "t"},
+        })  # fmt: skip
+        assert request("GET", "/ingresses/stock", "view")[1]["definition"] is None
+        assert [each["name"] for each in request("GET", "/ingresses", "view")[1]] == ["stock"]
+        for path in ("/diverts/stock", "/ingresses/orders/status"):
+            assert request("GET", path)[0] == 404
+        assert request("PUT", "/diverts/nowhere/pause") == (404, {"error": "there is no divert 'nowhere'"})
+
+    asked(topics, ask)
+
+
+@pytest.mark.parametrize("silent", [{"running": False}, {"at_ms": NOW_MS - SILENT_MS}])
+def test_pipelines_without_a_driver_are_unassigned(topics: ControlTopics, silent: dict[str, Any]) -> None:
+    report(topics, **silent, divert_orders=REPORT)
+    asked(topics, lambda request: check_unassigned(request("GET", "/diverts/orders/status")[1]))
+
+
+def check_unassigned(status: Any) -> None:
+    assert (status["state"], status["wanted"], status["lag"]) == ("unassigned", "running", 6)
+
+
+def test_verbs_store_the_wanted_state_for_the_driver_and_are_audited(topics: ControlTopics, tmp_path: Path) -> None:
+    audit = AuditTrail([lambda done: FileSink(tmp_path / "audit", done)])
+    states = {"pause": "paused", "stop": "stopped", "resume": "running"}
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        for verb, state in states.items():
+            assert request("PUT", f"/diverts/orders/{verb}") == (202, {"name": "orders", "kind": "divert", "wanted": state})
+            assert topics.wishes(10).states == {"divert:orders": Wish(WantedState(state), "manage", NOW_MS)}
+        code, first = request("POST", "/ingresses/stock/restart", body="{}")
+        assert (code, first["kind"]) == (202, "ingress")
+        assert topics.wishes(10).restarts == {"ingress:stock": RestartWish(first["restart"], "manage", NOW_MS)}
+        assert request("POST", "/ingresses/stock/restart")[1]["restart"] != first["restart"]
+        assert request("PUT", "/diverts/orders/pause", body='{"name": "x"}') == (
+            400, {"error": "PUT /diverts/orders/pause takes no arguments"},
+        )  # fmt: skip
+        code, refused = request("PUT", "/diverts/off/pause")
+        assert code == 409
+        assert "divert 'off' has enabled = false" in refused["error"]
+        report(topics, divert_off=REPORT)
+        assert request("PUT", "/diverts/off/pause")[0] == 202, "the driver has another configuration, in which the divert is enabled"
+
+    asked(topics, ask, audit)
+    audit.close()
+    lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    assert [(line["action"], line["on"], line["who"]) for line in lines][:4] == [
+        *((f"divert {verb}", "orders", "manage") for verb in states),
+        ("ingress restart", "stock", "manage"),
+    ]  # fmt: skip
+    assert sum("PipelineDisabled" in line["result"] for line in lines) == 1
+
+
+def test_each_path_needs_its_role_and_the_guide_names_it(topics: ControlTopics) -> None:
+    report(topics, divert_orders=REPORT, ingress_orders=REPORT)
+    pages = PipelinePages(topics, Settings(), AuditTrail(), lambda: NOW_MS, lambda: PLANNING)
+    paths = pages.paths()
+    assert len(paths) == 18
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        for path in paths:
+            for role in AdminRole:
+                code, _ = request(path.method, path.path.replace("{name}", "orders"), role.word)
+                wanted = {"GET": 200, "PATCH": 400}.get(path.method, 202) if role >= path.role else 403  # a PATCH needs arguments
+                assert code == wanted, (path, role)
+            assert request(path.method, path.path.replace("{name}", "orders"), "nobody")[0] == 401
+
+    asked(topics, ask)
+    text = GUIDE.read_text()
+    for path in paths:
+        if path.path.startswith("/diverts"):
+            assert f"| `{path.method} {path.path.replace('{name}', 'NAME')}` | `{path.role.word}` |" in text
+
+
+class Gone:
+    """Topics that no Kafka answers for."""
+
+    def wishes(self, timeout_s: float) -> Wishes:
+        raise Unavailable("Kafka is away")
+
+    reports = wishes
+
+
+def test_requests_without_kafka_answer_503_with_the_reason() -> None:
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        for method, path in (("GET", "/diverts"), ("PUT", "/diverts/orders/pause"), ("POST", "/ingresses/stock/restart")):
+            assert request(method, path) == (503, {"error": "Kafka is away"})
+
+    asked(Gone(), ask)

@@ -1,0 +1,197 @@
+"""Searches on Kafka in memory: journal of a real broker, target topics, store, audit topic, and what is not there any more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.cli.why import since_time_ms
+from bascule.client import Queue
+from bascule.core.errors import InvalidInput
+from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER
+from bascule.pipelines.spec import from_settings
+from bascule.timeline import targets
+from bascule.timeline.question import MessageQuestion
+from bascule.timeline.scan import ScanLimits
+from bascule.timeline.story import NOT_FOUND, MessageStory
+from bascule.timeline.targets import DivertState
+from bascule.writer.position import COMMON, POSITION_PARTITIONS, Position, position_key, position_partition
+from tests.support.kafka_in_memory import KafkaInMemory
+from tests.unit.server.broker_process import Broker, called, kafka, serving
+from tests.unit.server.served import run_async
+
+__all__ = ["kafka"]
+TARGET, AUDIT, POSITIONS, JOURNAL = "orders", "audit", "test.positions", "test.journal"
+EVERYTHING = ScanLimits()
+DIVERT: dict[str, Any] = {"name": "d", "from": "q", "to": TARGET}
+SETTINGS: dict[str, Any] = {"divert": [DIVERT], "audit": {"topic": AUDIT, "messages": True}, "bridge": {"id": "b"}}
+
+
+def asked(broker: Broker, message_id: str, limits: ScanLimits = EVERYTHING, **options: Any) -> MessageStory:
+    pipelines = from_settings(broker.settings, "memory")
+    with closing(MessageQuestion(pipelines, message_id, limits, **options)) as question:
+        for _ in question.steps():
+            pass
+        return question.story()
+
+
+def sent(broker: Broker, queue: str = "q") -> str:
+    with broker.connect() as context:
+        return str(context.send(Queue(queue), "body").message_id)
+
+
+def reached(memory: KafkaInMemory, offset: int) -> None:
+    """Write the position of the divert."""
+    if POSITIONS not in memory.topics:
+        memory.create(POSITIONS, POSITION_PARTITIONS)
+    key = position_key(COMMON, JOURNAL, 0)
+    position = Position(JOURNAL, "id", 0, offset, members=("d",))
+    memory.put(POSITIONS, position.encode(), key.encode(), partition=position_partition(key))
+
+
+def written(memory: KafkaInMemory, identity: str, divert: str = "d", topic: str = TARGET, **more: bytes) -> int:
+    headers: dict[str, Any] = {ORIGIN_HEADER: b"b", ID_HEADER: identity.encode(), DIVERT_HEADER: divert.encode(), **more}
+    return memory.put(topic, b"value", None, **headers)
+
+
+def outcomes(story: MessageStory) -> list[tuple[str, DivertState, int]]:
+    return [(each.divert, each.state, each.offset) for each in story.outcomes]
+
+
+@run_async
+async def test_life_joins_journal_target_topic_and_audit(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    kafka.create(AUDIT, 2)
+    kafka.create(TARGET)
+    async with serving(kafka, tmp_path, **SETTINGS) as broker:
+        first, message_id, last = [await called(sent, broker) for _ in range(3)]
+        story = await called(asked, broker, message_id)
+        assert outcomes(story) == [("d", DivertState.PENDING, -1)]
+        assert not story.ended
+        identities = [
+            next(iter((await called(asked, broker, each)).life.messages.values())).identity for each in (first, message_id, last)
+        ]  # fmt: skip
+        offsets = [written(kafka, identity) for identity in identities]
+        reached(kafka, kafka.partition(JOURNAL).end)
+        assert await broker.receive("q", 3) == ["body"] * 3
+        story = await called(asked, broker, message_id.removeprefix("ID:"))
+    assert outcomes(story) == [("d", DivertState.WRITTEN, offsets[1])]
+    assert story.ended
+    said = json.loads(json.dumps(story.as_dict()))
+    whats = [event["what"] for event in said["events"]]
+    assert {"sent by a client", "accepted", "delivered to a client", "left the queue", "diverted"} <= set(whats)
+    assert said["messages"][0]["diverts"][0]["offset"] == offsets[1]
+
+
+@pytest.mark.parametrize(
+    ("arrange", "expected"),
+    [
+        (lambda memory, identity: None, DivertState.NOT_FOUND),
+        (lambda memory, identity: written(memory, identity, "other"), DivertState.NOT_FOUND),
+        (lambda memory, identity: memory.put(TARGET, b"foreign", None, transaction=object()), DivertState.UNKNOWN),
+        (lambda memory, identity: written(memory, identity, topic="test.dead-letter"), DivertState.DEAD_LETTER),
+    ],
+    ids=["retention", "another divert", "open transaction", "dead letter"],
+)
+@run_async
+async def test_divert_without_its_record_says_why(
+    kafka: KafkaInMemory,
+    tmp_path: Path,
+    arrange: Callable[[KafkaInMemory, str], object],
+    expected: DivertState,
+) -> None:
+    kafka.create(TARGET)
+    kafka.create("test.dead-letter")
+    async with serving(kafka, tmp_path, divert=[DIVERT], bridge={"id": "b"}) as broker:
+        message_id = await called(sent, broker)
+        identity = next(iter((await called(asked, broker, message_id)).life.messages.values())).identity
+        arrange(kafka, identity)
+        reached(kafka, kafka.partition(JOURNAL).end)
+        story = await called(asked, broker, message_id)
+    assert [state for _, state, _ in outcomes(story)] == [expected]
+
+
+@run_async
+async def test_search_in_a_target_topic_is_bounded_and_says_so(
+    kafka: KafkaInMemory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(targets, "CLOCK_SKEW_MS", 0)
+    kafka.create(TARGET)
+    async with serving(kafka, tmp_path, divert=[DIVERT], bridge={"id": "b"}) as broker:
+        message_id = await called(sent, broker)
+        for _ in range(20):
+            kafka.put(TARGET, b"of another program")
+        reached(kafka, kafka.partition(JOURNAL).end)
+        story = await called(lambda: asked(broker, message_id, target_records_max=5))
+    assert [state for _, state, _ in outcomes(story)] == [DivertState.UNKNOWN]
+    assert any(f"{TARGET}-0 was read from offset" in gap for gap in story.gaps)
+
+
+@run_async
+async def test_limit_and_time_range_of_the_journal_are_stated(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        message_id = await called(sent, broker)
+        cut = await called(asked, broker, message_id, ScanLimits(records_max=0))
+        late = await called(asked, broker, message_id, ScanLimits(since_ms=1 << 42))
+    assert cut.life.messages == late.life.messages == {}
+    assert any("because of the limit" in sentence for sentence in cut.unrecorded())
+    assert any("was not read, because of the time limit" in sentence for sentence in late.unrecorded())
+    assert NOT_FOUND in cut.unrecorded()
+
+
+@run_async
+async def test_trimmed_part_of_the_journal_is_stated(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        message_id = await called(sent, broker)
+        partition = kafka.partition(JOURNAL)
+        partition.first = partition.end
+        story = await called(asked, broker, message_id)
+    assert story.life.messages == {}
+    assert any(sentence == f"the journal before offset {partition.first} is gone" for sentence in story.unrecorded())
+
+
+@run_async
+async def test_search_continues_with_what_is_appended(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        message_id = await called(sent, broker)
+        with closing(MessageQuestion(from_settings(broker.settings, "memory"), message_id, ScanLimits())) as question:
+            await called(list, question.steps())
+            assert not question.story().ended
+            await broker.receive("q", 1)
+
+            def follow() -> None:
+                while not question.story().ended:
+                    question.read_on()
+
+            await called(follow)
+
+
+@run_async
+async def test_older_queues_have_the_names_of_the_snapshot(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        await called(sent, broker)
+        await broker.stop()
+    async with serving(kafka, tmp_path) as broker:
+        start = kafka.partition(JOURNAL).end
+        message_id = await called(sent, broker)
+        kafka.partition(JOURNAL).first = start
+        story = await called(asked, broker, message_id)
+    assert story.as_dict()["messages"][0]["queues"][0]["queue"] == "q"
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2h ago", "-1h", "2026-03-01T08:00:00", "99999999999999d"])
+def test_invalid_since_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="--since"):
+        since_time_ms(text, datetime.now(UTC))
+
+
+def test_since_is_a_period_or_a_time() -> None:
+    now = datetime.fromisoformat("2026-03-01T08:00:00Z")
+    assert since_time_ms("2h", now) == since_time_ms("2026-03-01T06:00:00Z", now) == 1_772_344_800_000
