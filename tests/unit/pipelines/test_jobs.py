@@ -16,6 +16,9 @@ from bascule.pipelines.jobs import ResidentJob, ResidentTasks
 from bascule.pipelines.spark import LOCAL_SLOTS, cores, master_url
 from bascule.pipelines.spec import PipelinesSpec
 
+#: No process has this id. The id of a living process would not do: the one after the parent's can be that of the process of this test.
+NO_PROCESS = -1
+
 
 class Task:
     """A task that runs until it is cancelled, or fails."""
@@ -39,17 +42,19 @@ class Session:
         self.cancelled = threading.Event()
         self.tags: list[str] = []
         self.names: dict[str, str] = {}
-        self.asked: list[tuple[int, ...]] = []
+        self.asked: list[tuple[range, int]] = []
         self.deaf = 0  # cancellations that it does not hear
 
-    def range(self, *bounds: int) -> Session:
-        self.asked.append(bounds)
+    def parallelize(self, numbers: range, partitions: int) -> Session:
+        self.asked.append((numbers, partitions))
         return self
 
-    def mapInArrow(self, run: Callable[[Any], Iterator[Any]], schema: str) -> Session:
-        assert schema
+    def mapPartitions(self, run: Callable[[Any], Iterator[Any]]) -> Session:
         self._run = run
         return self
+
+    def id(self) -> int:
+        return 1
 
     def collect(self) -> None:
         assert list(self._run(iter(()))) == []
@@ -61,10 +66,10 @@ class Session:
     def setLocalProperty(self, name: str, value: str) -> None:
         self.names[name] = value
 
-    def addTag(self, tag: str) -> None:
+    def addJobTag(self, tag: str) -> None:
         self.tags.append(tag)
 
-    def interruptTag(self, tag: str) -> None:
+    def cancelJobsWithTag(self, tag: str) -> None:
         if self.deaf:
             self.deaf -= 1
         elif tag in self.tags:
@@ -83,7 +88,7 @@ def test_job_has_a_partition_for_each_task_and_runs_until_it_is_cancelled() -> N
     running.stop()
     assert not running.active
     assert running.failure() is None
-    assert session.asked == [(0, 2, 1, 2)]
+    assert session.asked == [(range(2), 2)]
     assert session.names == {"spark.jobGroup.id": running.job_group}
     assert [task.ran for task in tasks] == [1, 0]
 
@@ -128,6 +133,12 @@ def test_task_ends_when_the_process_that_started_its_worker_has_ended(monkeypatc
         next(found)
 
 
+def test_task_ends_although_the_daemon_that_forked_its_worker_ended_before_the_task_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_IMPORTED_IN", NO_PROCESS)
+    with pytest.raises(Unavailable, match="Spark has ended"):
+        next(jobs.supervised([Taken([])]))
+
+
 @pytest.mark.parametrize(
     ("master", "url", "count"),
     [("local", f"local[{LOCAL_SLOTS}]", 1), ("local[3]", f"local[{LOCAL_SLOTS}]", 3), ("spark://host:7077", "spark://host:7077", 12)],
@@ -136,4 +147,4 @@ def test_local_spark_has_a_slot_for_each_resident_task(master: str, url: str, co
     pipelines = PipelinesSpec("b", {}, master=master)
     session: Any = type("Session", (), {"sparkContext": type("Context", (), {"defaultParallelism": 12})})
     assert master_url(pipelines) == url
-    assert cores(session, pipelines) == count
+    assert cores(lambda: session, pipelines) == count
