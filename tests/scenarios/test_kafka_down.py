@@ -82,6 +82,8 @@ def test_send_fails_with_clear_error_while_kafka_stays_paused_and_broker_recover
         assert "amqp:connection:forced" in " ".join([failed.value.message, *failed.value.linked])
         code, reason = readiness(system)
         assert code == 503
+        assert "journal stalled" in system.broker.said()
+        assert "bascule_serving 0.0" in system.metrics()
         assert "persistent messages are refused until Kafka stores them" in reason
         assert not repeated.done()
         assert system.depth(name) == 2

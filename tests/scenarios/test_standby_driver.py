@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.process import free_port
 from tests.scenarios.bridge import START_TIMEOUT_S, Bridge
 from tests.support.system import wait_for
 
 CONFIG = """
+[pipelines]
+metrics_port = {port}
+
 [[divert]]
 name = "orders"
 from = "orders"
@@ -21,16 +26,26 @@ from = "orders"
 def test_second_driver_stands_by_and_takes_over_when_the_first_is_killed(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
     first, second = (Bridge(kafka, topic_prefix, tmp_path / name) for name in ("first", "second"))
     first.journal.start_epoch()
-    for bridge in (first, second):
+    ports = {first: free_port(), second: free_port()}
+    for bridge, port in ports.items():
         bridge.directory.mkdir()
-        bridge.configure(CONFIG)
+        bridge.configure(CONFIG.format(port=port))
+
+    def active(bridge: Bridge) -> float:
+        """Return the metric of a driver that lives."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports[bridge]}/metrics", timeout=30) as answer:
+            (line,) = (each for each in answer.read().decode().splitlines() if each.startswith("bascule_pipelines_active "))
+        return float(line.split()[1])
+
     try:
         first.start()
         second.child.start()
         wait_for(lambda: "standby pipelines=1" in second.said(), "the second driver to stand by", START_TIMEOUT_S)
         assert "another driver" not in first.said()
+        assert (active(first), active(second)) == (1, 0)
         first.child.kill()
         wait_for(lambda: "ready pipelines=1" in second.said(), "the second driver to take over", START_TIMEOUT_S)
+        assert active(second) == 1
         first.child.start()
         wait_for(lambda: "standby pipelines=1" in first.said(), "the first driver to stand by", START_TIMEOUT_S)
         assert second.child.pid is not None, "the second driver has stopped for the first one"
