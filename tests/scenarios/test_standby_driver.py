@@ -12,8 +12,8 @@ from bascule.embedded.process import free_port
 from tests.scenarios.bridge import START_TIMEOUT_S, Bridge
 from tests.support.system import wait_for
 
+#: It continues the table [pipelines].
 CONFIG = """
-[pipelines]
 metrics_port = {port}
 
 [[divert]]
@@ -42,10 +42,11 @@ def test_second_driver_stands_by_and_takes_over_when_the_first_is_killed(kafka: 
         second.child.start()
         wait_for(lambda: "standby pipelines=1" in second.said(), "the second driver to stand by", START_TIMEOUT_S)
         assert "another driver" not in first.said()
-        assert (active(first), active(second)) == (1, 0)
+        wait_for(lambda: active(first) == 1, "the first driver to measure itself")
+        assert active(second) == 0
         first.child.kill()
         wait_for(lambda: "ready pipelines=1" in second.said(), "the second driver to take over", START_TIMEOUT_S)
-        assert active(second) == 1
+        wait_for(lambda: active(second) == 1, "the second driver to measure itself")
         first.child.start()
         wait_for(lambda: "standby pipelines=1" in first.said(), "the first driver to stand by", START_TIMEOUT_S)
         assert second.child.pid is not None, "the second driver has stopped for the first one"

@@ -55,8 +55,7 @@ def test_alert_of_a_failure_exists_and_uses_the_named_metric(title: str) -> None
 
 @pytest.mark.parametrize("title", SECTIONS)
 def test_log_events_and_console_pages_of_a_failure_exist(title: str) -> None:
-    events = [event for event in EVENT.findall(row(SECTIONS[title], "Log"))]
-    assert set(events) <= set(EVENTS)
+    assert set(EVENT.findall(row(SECTIONS[title], "Log"))) <= set(EVENTS)
     shown = row(SECTIONS[title], "Console")
     assert shown == "nothing" or re.findall(r"\*\*([^*]+)\*\*", shown)
     assert set(re.findall(r"\*\*([^*]+)\*\*", shown)) <= TITLES
@@ -69,5 +68,6 @@ def test_test_of_a_failure_exists_and_its_file_checks_the_metric_or_the_event(ti
     assert found is not None
     source = (ROOT / "tests" / Path(found[1])).read_text()
     assert f"def {found[2]}(" in source
-    named = [*EVENT.findall(row(section, "Log")), *(re.sub("^bascule_(pipeline_)?", "", each) for each in re.findall(r"`(bascule_\w+)", row(section, "Alert")))]
+    metrics = re.findall(r"`bascule_(?:pipeline_)?(\w+)", row(section, "Alert"))
+    named = [*EVENT.findall(row(section, "Log")), *metrics]
     assert any(each in source for each in named), f"{found[1]} has none of {named}"
