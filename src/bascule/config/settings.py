@@ -60,6 +60,8 @@ from bascule.core.defaults import (
 from bascule.core.topics import MESSAGE_BYTES_MAX, PREFIX, JournalTopics
 
 MIB = 1 << 20
+#: Longest idle timeout in seconds: AMQP has 32 bits for its milliseconds.
+IDLE_TIMEOUT_MAX_S = 4_294_967
 
 
 class Broker(AddressSettings):
@@ -112,7 +114,10 @@ class Broker(AddressSettings):
         default=1000, ge=0, description="Maximum number of connections from one remote address that have not logged in; 0 = no limit"
     )
     idle_timeout_s: ForNew[float] = Field(
-        default=60, gt=0, description="Close a connection that has been silent for N seconds. The broker tells clients to send heartbeats"
+        default=60,
+        gt=0,
+        le=IDLE_TIMEOUT_MAX_S,
+        description="Close a connection that has been silent for N seconds. The broker tells clients to send heartbeats",
     )
     transaction_timeout_s: ForNew[float] = Field(
         default=TRANSACTION_TIMEOUT_S,

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.broker.policy_change import check_policy
@@ -70,7 +70,7 @@ class SettingsReload:
         self._running = source.configuration
         self._load = source.load
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def on_hangup(self) -> None:
         """Reload when the process gets SIGHUP, unless SIGHUP means that the terminal of the process was closed."""
@@ -78,7 +78,10 @@ class SettingsReload:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._ask)
 
     def _ask(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._reported(), name="reload")
+        self._keep(asyncio.get_running_loop().create_task(self._reported(), name="reload-on-hangup"))
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        """Keep a task until its end, since the event loop has only a weak reference to it."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -89,14 +92,22 @@ class SettingsReload:
         result = "ok"
         try:
             await self.reload("SIGHUP")
-        except BasculeError as error:  # ``reload`` has logged it
+        except Exception as error:  # ``reload`` has logged it
             result = f"{type(error).__name__}: {error}"
         finally:
             self._node.audit.record(ACTION, "", who="SIGHUP", peer="", result=result)
             manager.reloaded()
 
     async def reload(self, why: str) -> SettingsComparison:
-        """Read the settings again and follow them. Raises BasculeError, and changes nothing, if they cannot be used."""
+        """Read the settings again and follow them. Raises BasculeError, and changes nothing, if they cannot be used.
+
+        If the caller is cancelled, because its client has gone, the reload continues: half of the settings must not take effect.
+        """
+        task = asyncio.get_running_loop().create_task(self._reload(why), name="reload")
+        self._keep(task)
+        return await asyncio.shield(task)
+
+    async def _reload(self, why: str) -> SettingsComparison:
         async with self._lock:
             try:
                 given = await self._beside(self._load)
@@ -106,6 +117,9 @@ class SettingsReload:
                 following = prepare(self._node, settings)
             except BasculeError as error:
                 log.error("settings not reloaded, the settings before stay", by=why, reason=str(error))
+                raise
+            except Exception as error:
+                log.error("settings not reloaded, the settings before stay", by=why, reason=repr(error), exc_info=error)
                 raise
             ended = await self._beside(partial(self._node.users.adopt, users))  # compares all users
             self._node.follow(following, ended)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import ssl
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from bascule.embedded.service_manager import ServiceManager
 from bascule.server.node import Node
 from bascule.server.policies import FIELDS
 from bascule.server.reload import ReloadSource, end_without_permission
+from bascule.server.user_directory import EndedLogins, NextUsers
 from bascule.testing.broker import BrokerInMemory
 from tests.support.service_manager import notify_socket
 from tests.support.signer import Signer
@@ -181,7 +183,9 @@ def peer() -> Any:
 class Reloading:
     """A node with an engine in memory, whose file of settings changes."""
 
-    def __init__(self, place: Path, text: str) -> None:
+    def __init__(self, place: Path, text: str, *, named: bool = True) -> None:
+        """Begin with a file that a flag names, or that the working directory has."""
+        self.named = named
         self.file = place / "bascule.toml"
         self.place = place
         self.write(text)
@@ -196,7 +200,7 @@ class Reloading:
         self.memory = memory
 
     def read(self) -> Configuration:
-        return load(self.file, flags={"embedded": {"data_dir": str(self.place)}})
+        return load(self.file if self.named else None, flags={"embedded": {"data_dir": str(self.place)}})
 
     def write(self, text: str) -> None:
         self.file.write_text(text)
@@ -267,6 +271,8 @@ async def test_settings_that_need_a_restart_stay_and_are_named_until_then(tmp_pa
         ('[broker]\nmax_queues = 6\n[broker.tls]\ncertificate = "missing"\n', "broker.tls.certificate: missing"),
         ('[broker]\nmax_queues = 6\n[audit]\nfile = "missing/audit"\n', "audit.file"),
         ('[broker]\nmax_queues = 0\n', "broker.max_queues"),
+        ("[broker]\nmax_queues = 6\ntransaction_timeout_s = inf\n", "broker.transaction_timeout_s"),
+        ("[broker]\nmax_queues = 6\nidle_timeout_s = 1e7\n", "broker.idle_timeout_s"),
         ('[broker]\nmax_queues = 1\n[[queue]]\nname = "one"\n[[queue]]\nname = "two"\n', "[[queue]] names 2 new queues"),
     ],
 )  # fmt: skip
@@ -283,12 +289,79 @@ def test_settings_with_an_error_change_nothing(text: str, error: str, tmp_path: 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("change", ["removed", "emptied", "unreadable"])
+@pytest.mark.parametrize("named", [True, False])
+def test_file_that_is_gone_or_empty_does_not_reset_the_settings(
+    named: bool, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("BASCULE_CONFIG", raising=False)
+        broker = Reloading(tmp_path, '[broker]\nmax_queues = 5\nusers = {ann = "hush"}\n', named=named)
+        before = broker.node.settings
+        if change == "emptied":
+            broker.file.write_text(" \n")
+        else:
+            broker.file.unlink()
+            if change == "unreadable":
+                broker.file.symlink_to(tmp_path / "bascule.toml")  # a loop; root can read any file
+        assert broker.node.reload is not None
+        with pytest.raises(InvalidInput, match=r"bascule\.toml: "):
+            await broker.node.reload.reload("test")
+        assert broker.node.settings is before
+        assert broker.node.users.check("ann", "hush")
+        broker.file.unlink(missing_ok=True)
+        answer = await broker.reload("# the defaults\n[broker]\nallow_anonymous = true\n")
+        assert "broker.max_queues" in {each["setting"] for each in answer["applied"]}, "a file with text may set nothing"
+
+    asyncio.run(run())
+
+
+@run_async
+async def test_error_that_nobody_expects_changes_nothing_and_is_audited_as_an_error(tmp_path: Path) -> None:
+    broker = Reloading(tmp_path, f'[broker]\nmax_queues = 5\n[audit]\nfile = "{tmp_path}/audit"\n')
+    reload, before = broker.node.reload, broker.node.settings
+    assert reload is not None
+
+    def fail() -> Configuration:
+        raise RuntimeError("a defect")
+
+    reload._load = fail
+    await reload._reported()
+    broker.node.audit.close()
+    assert broker.node.settings is before
+    assert "RuntimeError: a defect" in (tmp_path / "audit").read_text()
+
+
+@run_async
+async def test_reload_goes_on_when_its_caller_is_cancelled(tmp_path: Path) -> None:
+    broker = Reloading(tmp_path, '[broker]\nmax_queues = 5\nusers = {ann = "hush"}\n')
+    reload, users = broker.node.reload, broker.node.users
+    assert reload is not None
+    broker.write('[broker]\nmax_queues = 6\nusers = {ann = "loud"}\n')
+    adopt, began, may_end = users.adopt, threading.Event(), threading.Event()
+
+    def slowly(given: NextUsers) -> dict[str, EndedLogins]:
+        began.set()
+        may_end.wait(SOON_S)
+        return adopt(given)
+
+    users.adopt = slowly  # type: ignore[method-assign]
+    asked = asyncio.get_running_loop().create_task(reload.reload("test"))
+    await asyncio.to_thread(began.wait, SOON_S)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    may_end.set()
+    await asyncio.gather(*reload._tasks)
+    assert (users.check("ann", "loud"), broker.node.settings.broker.max_queues) == (True, 6)
+
+
 @run_async
 async def test_settings_that_protect_only_after_a_restart_are_refused(tmp_path: Path) -> None:
     exposed = '[broker]\nhost = "0.0.0.0"\nallow_insecure = true\nallow_anonymous = true\n'
     broker = Reloading(tmp_path, exposed)
     with pytest.raises(InvalidInput, match=r"valid only after a restart.*broker\.host"):
-        await broker.reload("")
+        await broker.reload("# nothing\n")
     assert broker.node.settings.broker.allow_insecure
 
 
