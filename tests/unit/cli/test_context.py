@@ -101,11 +101,14 @@ def test_file_is_private_and_has_a_token_only_if_the_user_asks(bascule: Bascule,
     ("arguments", "error"),
     [
         (("context", "add", "a/b", "--admin", "http://h"), "must have 1 to 64 letters"),
-        (("context", "add", "a", "--admin", "h:1"), "--admin must begin with https:// or http://"),
+        (("context", "add", "a", "--admin", "h:1"), "--admin: h:1 must begin with https:// or http://"),
         (("context", "add", "a", "--admin", "http://ann:x@h"), "must not have a password"),
         (("context", "add", "a", "--admin", "http://h", "--password-file", "p"), "without a user"),
         (("context", "add", "a", "--admin", "http://ann@h", "--token-file", "t"), "give one login"),
-        (("context", "add", "a", "--admin", "http://h", "--store-token"), "no token was given"),
+        (("context", "add", "a", "--admin", "https://h", "--store-token"), "no token was given"),
+        (("context", "add", "a", "--admin", "http://h", "--store-token"), "the login would be sent unencrypted to http://h"),
+        (("context", "add", "a", "--admin", "http://h", "--token-file", "t"), "the login would be sent unencrypted to http://h"),
+        (("context", "add", "a", "--admin", "http://ann@h"), "the login would be sent unencrypted to http://h"),
         (("context", "use", "a"), "there is no context 'a'; known are: far, lost"),
         (("context", "use"), "give the name of a context, or --none"),
         (("context", "show"), "there is no current context"),
@@ -117,8 +120,9 @@ def test_file_is_private_and_has_a_token_only_if_the_user_asks(bascule: Bascule,
     ],
 )
 def test_refused_command_says_why(arguments: tuple[str, ...], error: str, bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, url in (("far", "http://192.0.2.1"), ("lost", "https://192.0.2.1")):
-        bascule("context", "add", name, "--admin", url, "--token-file", "/no/where")
+    for name in ("far", "lost"):
+        bascule("context", "add", name, "--admin", f"https://{name}", "--token-file", "/no/where")
+    contexts_path().write_text(contexts_path().read_text().replace("https://far", "http://192.0.2.1"))
     before = contexts_path().read_bytes()
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     done = bascule(*arguments)
