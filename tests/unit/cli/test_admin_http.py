@@ -63,11 +63,10 @@ def test_redirect_is_not_followed(command: tuple[str, ...], redirecting: str, br
     assert "redirects are not followed; give the address of the admin server itself" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("variable", ["http_proxy"])
-def test_proxy_of_the_environment_gets_no_request(variable: str, broker: Broker, bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_of_the_environment_gets_no_request(broker: Broker, bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
     for each in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(each, raising=False)
-    monkeypatch.setenv(variable, broker.url)
+    monkeypatch.setenv("http_proxy", broker.url)
     done = bascule("queue", "list", "--admin", "http://127.0.0.1:1")
     assert (broker.asked, done.returncode) == ([], 3)
 
