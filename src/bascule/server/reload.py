@@ -24,7 +24,7 @@ from bascule.server.tls_watch import LoadedTls
 from bascule.server.tokens import TokenLogins
 from bascule.server.user_directory import NextUsers
 from bascule.threads.background import in_background
-from bascule.threads.hangup import hangup_reloads
+from bascule.threads.hangup import hangup_reloads, take_held
 
 if TYPE_CHECKING:
     from bascule.broker.policy import Policy
@@ -76,6 +76,8 @@ class SettingsReload:
         """Reload when the process gets SIGHUP, unless SIGHUP means that the terminal of the process was closed."""
         if hangup_reloads():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._ask)
+            if take_held():
+                self._ask()
 
     def _ask(self) -> None:
         self._keep(asyncio.get_running_loop().create_task(self._reported(), name="reload-on-hangup"))

@@ -31,6 +31,7 @@ from bascule.server.policies import FIELDS
 from bascule.server.reload import ReloadSource, end_without_permission
 from bascule.server.user_directory import EndedLogins, NextUsers
 from bascule.testing.broker import BrokerInMemory
+from bascule.threads.hangup import hold_hangups
 from tests.support.service_manager import notify_socket
 from tests.support.signer import Signer
 from tests.support.speed import SLOWNESS
@@ -419,6 +420,26 @@ async def test_sighup_reloads_and_reports_to_the_service_manager_unless_it_means
             assert said[0][1].startswith("MONOTONIC_USEC=")
             assert broker.node.settings.broker.max_queues == queues
     asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+
+
+@run_async
+async def test_sighup_before_the_broker_can_reload_is_followed_once_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "isatty", lambda _: False)
+    broker = Reloading(tmp_path, "[broker]\nmax_queues = 5\n")
+    reload, before = broker.node.reload, signal.getsignal(signal.SIGHUP)
+    assert reload is not None
+    try:
+        hold_hangups()
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+        broker.write("[broker]\nmax_queues = 6\n")
+        reload.on_hangup()
+        assert len(reload._tasks) == 1
+        await asyncio.gather(*reload._tasks)
+        assert broker.node.settings.broker.max_queues == 6
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)
 
 
 # -- clients that are connected ------------------------------------------------------------------------------------------
