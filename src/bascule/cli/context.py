@@ -73,12 +73,15 @@ def register(app: typer.Typer) -> None:
 
 
 def _with_context(callback: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
-    """Return the function of a command with the option ``--context``."""
+    """Return the function of a command with the option ``--context``, which reports answers of other servers and versions as errors."""
 
     @functools.wraps(callback)
     def command(*arguments: Any, context: str | None = None, **options: Any) -> Any:
         _option.set(context)
-        return callback(*arguments, **options)
+        try:
+            return callback(*arguments, **options)
+        except (AttributeError, LookupError, TypeError) as error:  # most likely a field that the answer does not have
+            raise InvalidInput(f"the server gave another answer than this version of the command expects: {error!r:.200}") from error
 
     option = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ContextOption)
     command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
