@@ -153,7 +153,9 @@ def _mixed(running: Configuration, given: Configuration, kept: set[Path], needs_
     """Return the given settings with the running values of those that need a restart, checked as a whole."""
     tree = copy.deepcopy(given.tree)
     for path in kept:
-        _put(tree, path, at(running.tree, path))
+        value, read = at(running.tree, path), at(running.settings, path)
+        # A table may name files of secrets, which were read at the start and may not exist any more.
+        _put(tree, path, read if isinstance(read, dict) and value is not ABSENT else value)
     try:
         settings = settings_of(tree, given.layers)
     except ConfigError as error:

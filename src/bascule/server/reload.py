@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.broker.policy_change import check_policy
 from bascule.config import Configuration, Settings
-from bascule.config.reloading import SettingsComparison, plan_reload, report
+from bascule.config.reloading import ReloadPlan, SettingsComparison, plan_reload, report
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Permissions, Unauthorized
@@ -123,11 +123,19 @@ class SettingsReload:
             except Exception as error:
                 log.error("settings not reloaded, the settings before stay", by=why, reason=repr(error), exc_info=error)
                 raise
+            self._record_in_file_before(planned, why)
             ended = await self._beside(partial(self._node.users.adopt, users))  # compares all users
             self._node.follow(following, ended)
             self._running = planned.configuration
             report(planned.compared, why)
             return planned.compared
+
+    def _record_in_file_before(self, planned: ReloadPlan, why: str) -> None:
+        """Let the last line of an audit file say who has set another file or none; the result goes there, or nowhere."""
+        after = planned.configuration.settings.audit.file
+        if after != self._node.settings.audit.file:
+            changes = {"applied": ", ".join(each.key for each in planned.compared.applied), "next_file": str(after or "")}
+            self._node.audit.record(ACTION, "", who=why, peer="", **changes)
 
     async def _beside(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(in_background(work, "reload"))
