@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bascule.cli.admin_http import ask, check_scheme, parsed
 from bascule.cli.context import context_of_command
-from bascule.cli.login import password_of
+from bascule.cli.login import checked_token, password_of
 from bascule.core.defaults import OWNER_TOKEN_FILE
 from bascule.core.environment import PASSWORD_VARIABLE
-from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.errors import InvalidInput
 from bascule.core.masking import mask_url
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ AdminOption = Annotated[
 LOOK_TIMEOUT_S = 10.0
 #: Timeout, in seconds, of an action, which may process a whole queue and waits for Kafka.
 ACT_TIMEOUT_S = 600.0
-#: Characters of an answer in plain text that an error quotes.
-REASON_MAX = 300
 
 
 class AdminApiClient:
@@ -60,30 +59,34 @@ class AdminApiClient:
 
     def _use_context(self, name: str, context: ServerContext) -> None:
         self._url = context.url
+        check_scheme(context.url, f"context {name!r}")
         if context.user:
             password_file = Path(context.password_file) if context.password_file else None
             self._headers["authorization"] = _basic(context.url, context.user, password_file)
         elif context.token or context.token_file:
-            _check_encrypted(context.url, f"the token of context {name!r}")
-            self._headers["authorization"] = f"Bearer {context.token or _token_in(name, context.token_file)}"
+            what = f"the token of context {name!r}"
+            check_encrypted(context.url, what)
+            self._headers["authorization"] = _bearer(context.token or _token_in(name, context.token_file), what)
         if context.ca_file:
             self._context = _trusting(context.ca_file, f"context {name!r}")
 
     def _use_settings(self, url: str | None, config: Path | None) -> None:
         from bascule.config import load
-        from bascule.config.fields import is_loopback
 
         settings = load(config).settings
         admin = settings.admin
         host = f"[{admin.host}]" if ":" in admin.host else admin.host
         self._url, user = without_user((url or f"{admin.url_scheme}://{host}:{admin.port}").rstrip("/"))
-        token = next((each for each in (admin.token, admin.edit_token, admin.view_token) if each is not None), None)
+        check_scheme(self._url, "address of the admin server")
+        token = next((each for each in ("token", "edit_token", "view_token") if getattr(admin, each) is not None), None)
         if user:
             self._headers["authorization"] = _basic(self._url, user)
         elif token is not None:
-            self._headers["authorization"] = f"Bearer {token.get_secret_value()}"
-        elif is_loopback(_host(self._url)) and (owner := _owner_token(settings.embedded.data_dir)):
-            self._headers["authorization"] = f"Bearer {owner}"
+            if not settings.broker.allow_insecure:
+                check_encrypted(self._url, f"admin.{token}", ", or accept the risk with broker.allow_insecure = true")
+            self._headers["authorization"] = _bearer(getattr(admin, token).get_secret_value(), f"admin.{token}")
+        elif _is_here(self._url) and (owner := _owner_token(settings.embedded.data_dir)):
+            self._headers["authorization"] = _bearer(owner, f"the token in {settings.embedded.data_dir}")
         if admin.tls.certificate is not None and url is None:
             from bascule.server.tls import client_context
 
@@ -91,7 +94,7 @@ class AdminApiClient:
 
     def look(self, path: str, **parameters: str | int) -> Any:
         """Return the JSON document at a path. Raises InvalidInput, Unavailable."""
-        return _parsed(self._url, self.download(path, **parameters))
+        return parsed(self._url, self.download(path, **parameters))
 
     def download(self, path: str, **parameters: str | int) -> bytes:
         """Return the content at a path. Raises InvalidInput, Unavailable."""
@@ -100,34 +103,17 @@ class AdminApiClient:
 
     def act(self, action: str, **arguments: str | bool) -> dict[str, Any]:
         """Run an action and return its result. Raises InvalidInput, Unavailable."""
-        answer: dict[str, Any] = _parsed(self._url, self._ask(f"{self._url}/{action}", json.dumps(arguments).encode(), ACT_TIMEOUT_S))
+        answer: dict[str, Any] = parsed(self._url, self._ask(f"{self._url}/{action}", json.dumps(arguments).encode(), ACT_TIMEOUT_S))
         return answer
 
     def send(self, method: str, path: str, **arguments: str | int) -> dict[str, Any]:
         """Send a request, and return its result. Raises InvalidInput, Unavailable."""
         body = json.dumps(arguments).encode()
-        answer: dict[str, Any] = _parsed(self._url, self._ask(f"{self._url}/{path}", body, ACT_TIMEOUT_S, method))
+        answer: dict[str, Any] = parsed(self._url, self._ask(f"{self._url}/{path}", body, ACT_TIMEOUT_S, method))
         return answer
 
     def _ask(self, url: str, body: bytes | None, timeout_s: float, method: str | None = None) -> bytes:
-        import http.client  # here, since the import of TLS takes a third of the time of `bascule --help`
-        import urllib.error
-        import urllib.request
-
-        try:
-            request = urllib.request.Request(url, body, self._headers, method=method)
-            with urllib.request.urlopen(request, timeout=timeout_s, context=self._context) as answer:
-                content: bytes = answer.read()
-                return content
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _error(url, error.code, error.read()) from None
-        except ValueError as error:
-            raise InvalidInput(mask_url(f"invalid URL of the admin server {url}: {error}")) from error
-        except http.client.InvalidURL as error:
-            raise InvalidInput(mask_url(f"invalid URL of the admin server {url}: {error}")) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(mask_url(f"no broker answers at {url}: {getattr(error, 'reason', None) or error}")) from error
+        return ask(url, body, self._headers, timeout_s=timeout_s, method=method, tls=self._context)
 
 
 def _host(url: str) -> str:
@@ -151,15 +137,28 @@ def without_user(url: str) -> tuple[str, str]:
 
 def _basic(url: str, user: str, password_file: Path | None = None) -> str:
     """Return the header with the login of a user for the admin server at ``url``. Raises InvalidInput."""
-    _check_encrypted(url, f"the password of {user!r}")
+    check_encrypted(url, f"the password of {user!r}")
+    if ":" in user:
+        raise InvalidInput(f"user {user!r:.60}: a user whose name has a colon cannot log in with a password over HTTP")
     return f"Basic {base64.b64encode(f'{user}:{password_of(user, password_file)}'.encode()).decode()}"
 
 
-def _check_encrypted(url: str, what: str) -> None:
+def _bearer(token: str, what: str) -> str:
+    return f"Bearer {checked_token(token, what)}"
+
+
+def check_encrypted(url: str, what: str, else_: str = "") -> None:
+    """Check that nobody on a network can read a login. ``what`` names it in an error, which ends with ``else_``. Raises InvalidInput."""
+    if not url.startswith("https:") and not _is_here(url):
+        raise InvalidInput(f"{what} would be sent unencrypted to {url}; use https{else_}")
+
+
+def _is_here(url: str) -> bool:
+    """Return whether a URL leads to this machine. The kernel connects to loopback for the address that stands for all interfaces."""
     from bascule.config.fields import is_loopback
 
-    if not url.startswith("https:") and not is_loopback(_host(url)):
-        raise InvalidInput(f"{what} would be sent unencrypted to {url}; use https")
+    host = _host(url)
+    return is_loopback(host) or host in ("0.0.0.0", "::")
 
 
 def _token_in(context: str, file: str) -> str:
@@ -187,21 +186,3 @@ def _owner_token(data_dir: Path) -> str:
     with suppress(OSError, UnicodeDecodeError):
         return (data_dir / OWNER_TOKEN_FILE).read_text().strip()
     return ""
-
-
-def _parsed(url: str, content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except ValueError as error:
-        raise InvalidInput(mask_url(f"{url} is not the admin server of a broker: its answer is not JSON")) from error
-
-
-def _error(url: str, code: int, body: bytes) -> InvalidInput | Unavailable:
-    """Return the error that the broker reported."""
-    try:
-        text = json.loads(body)["error"]
-    except (ValueError, KeyError, TypeError):
-        said = body.decode(errors="replace").strip()
-        reason = f": {said}" if said and len(said) <= REASON_MAX and said.isprintable() else ""  # not the page of a proxy
-        text = f"{mask_url(url)}: answered {code}{reason}"
-    return (Unavailable if code >= 500 else InvalidInput)(text)

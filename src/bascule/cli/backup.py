@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,7 +13,7 @@ import typer
 from bascule.cli.config import ConfigOption
 from bascule.cli.kafka_access import with_own_access
 from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
-from bascule.cli.output import Format, FormatOption, as_json, line, note
+from bascule.cli.output import Format, FormatOption, as_json, line, note, show_document
 
 if TYPE_CHECKING:
     from bascule.config import Configuration
@@ -153,4 +154,4 @@ def _copy_files(configuration: Configuration, directory: Path, secrets: bool) ->
 
 
 def _say(facts: dict[str, Any], text: str, output: Format) -> None:
-    line(as_json(facts, indent=2) if output is Format.JSON else text)
+    show_document(facts, output, partial(line, text))

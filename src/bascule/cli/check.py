@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import QueueName
 from bascule.cli.check_result import CheckFigure, CheckResult, CheckState, above, below, finish
 from bascule.cli.config import ConfigOption
-from bascule.core.errors import InvalidInput
+from bascule.core.errors import InvalidInput, Unavailable
 
 commands = typer.Typer(
     help="Check a broker for a monitoring system. Exit with 0 (ok), 1 (warning), 2 (critical) or 3 (unknown).",
@@ -29,6 +30,7 @@ BROKEN: Final = ("failed", "unassigned")
 #: States of a pipeline that is as wanted, by the wanted state.
 AS_WANTED: Final = {"running": ("running", "catching up", "waiting"), "paused": ("paused",), "stopped": ("stopped",)}
 _EXPIRY: Final = re.compile(r'^bascule_certificate_expiry_timestamp_seconds\{setting="([^"]*)"\} (\S+)$', re.MULTILINE)
+_METRICS: Final = re.compile(r"^(# HELP |# TYPE )?bascule_", re.MULTILINE)
 DAY_S: Final = 86_400
 
 
@@ -42,7 +44,7 @@ def alive(config: ConfigOption = None, admin: AdminOption = None) -> None:
     """Check that the broker answers. CRITICAL if it does not."""
 
     def check() -> Iterator[CheckResult]:
-        AdminApiClient(admin, config).download("livez")
+        _said(AdminApiClient(admin, config), "livez", ("ok",))
         yield CheckResult(CheckState.OK, "the broker answers")
 
     finish("alive", check, unreachable=CheckState.CRITICAL)
@@ -57,10 +59,19 @@ def active(
     """Check that the broker serves clients. CRITICAL with the reason if it does not."""
 
     def check() -> Iterator[CheckResult]:
-        role = AdminApiClient(admin, config).download("readyz" if standby_ok else "active").decode(errors="replace").strip()
+        path, known = ("readyz", ("active", "standby")) if standby_ok else ("active", ("active",))
+        role = _said(AdminApiClient(admin, config), path, known)
         yield CheckResult(CheckState.OK, f"the broker is {role}")
 
     finish("active", check, unreachable=CheckState.CRITICAL)
+
+
+def _said(client: AdminApiClient, path: str, known: tuple[str, ...]) -> str:
+    """Return the word that the broker answers. Raises Unavailable if something else answers at its address."""
+    word = client.download(path).decode(errors="replace").strip()
+    if word not in known:
+        raise Unavailable(f"what answers is not the admin server of a broker: {word!r:.60}")
+    return word
 
 
 @commands.command(epilog="Example:  bascule check depth orders --warning 1000 --critical 10000")
@@ -177,8 +188,12 @@ def certificates(warning: WarningOption = 30, critical: CriticalOption = 7, conf
 
     def check() -> Iterator[CheckResult]:
         text = AdminApiClient(admin, config).download("metrics").decode(errors="replace")
+        if not _METRICS.search(text):
+            raise InvalidInput("the answer to /metrics has no metric of a broker")
         for setting, end in _EXPIRY.findall(text):
             days = (float(end) - time.time()) / DAY_S
+            if not math.isfinite(days):
+                raise InvalidInput(f"the end of {setting} is {end!r:.60}, which is no time")
             figure = CheckFigure(f"{setting} days", round(days, 2), warning, critical)
             said = f"{setting} expires in {days:,.1f} days" if days > 0 else f"{setting} has expired"
             yield CheckResult(CheckState.CRITICAL if days <= 0 else below(days, warning, critical), said, (figure,))

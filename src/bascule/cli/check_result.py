@@ -68,17 +68,23 @@ def finish(name: str, check: Callable[[], Iterable[CheckResult]], *, unreachable
     The worst results come first in the line.
     """
     try:
-        results = list(check())
+        worst, text = _line(check())
     except Unavailable as error:
-        results = [CheckResult(unreachable, str(error))]
+        worst, text = _line([CheckResult(unreachable, str(error))])
     except BasculeError as error:
-        results = [CheckResult(CheckState.UNKNOWN, str(error))]
-    except (LookupError, TypeError) as error:  # a crash would exit with the code of WARNING
-        results = [CheckResult(CheckState.UNKNOWN, f"the broker gave another answer than this version of the command expects: {error!r}")]
-    results.sort(key=lambda each: ORDER.index(each.state), reverse=True)
+        worst, text = _line([CheckResult(CheckState.UNKNOWN, str(error))])
+    except Exception as error:  # a crash would exit with the code of WARNING
+        why = f"the broker gave another answer than this version of the command expects: {error!r}"
+        worst, text = _line([CheckResult(CheckState.UNKNOWN, why)])
+    line(f"{name.upper()} {text}")
+    raise typer.Exit(worst)
+
+
+def _line(found: Iterable[CheckResult]) -> tuple[CheckState, str]:
+    """Return the worst state of results, and their line without the name of the check."""
+    results = sorted(found, key=lambda each: ORDER.index(each.state), reverse=True)
     worst = results[0].state if results else CheckState.OK
     # The bar separates the figures from the text, and names come from clients.
     text = printable("; ".join(each.text for each in results) or "nothing to check").replace("|", "/")
     figures = printable(" ".join(str(figure) for each in results for figure in each.figures)).replace("|", "/")
-    line(f"{name.upper()} {worst.name} - {text}" + (f" | {figures}" if figures else ""))
-    raise typer.Exit(worst)
+    return worst, f"{worst.name} - {text}" + (f" | {figures}" if figures else "")

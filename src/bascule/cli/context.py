@@ -22,6 +22,7 @@ from bascule.cli.contexts import (
     read_contexts,
     shown,
 )
+from bascule.cli.login import checked_token
 from bascule.cli.output import Format, FormatOption, note, show_document, show_rows, table
 from bascule.core.errors import InvalidInput
 
@@ -72,12 +73,15 @@ def register(app: typer.Typer) -> None:
 
 
 def _with_context(callback: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
-    """Return the function of a command with the option ``--context``."""
+    """Return the function of a command with the option ``--context``, which reports answers of other servers and versions as errors."""
 
     @functools.wraps(callback)
     def command(*arguments: Any, context: str | None = None, **options: Any) -> Any:
         _option.set(context)
-        return callback(*arguments, **options)
+        try:
+            return callback(*arguments, **options)
+        except (AttributeError, LookupError, TypeError) as error:  # most likely a field that the answer does not have
+            raise InvalidInput(f"the server gave another answer than this version of the command expects: {error!r:.200}") from error
 
     option = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ContextOption)
     command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
@@ -119,15 +123,17 @@ def add(
     use: Annotated[bool, typer.Option("--use", help="Make it the current context")] = False,
 ) -> None:
     """Add a context, or replace it. The file of contexts has the paths of secrets, and no secrets without `--store-token`."""
-    from bascule.cli.admin import without_user
+    from bascule.cli.admin import check_encrypted, without_user
+    from bascule.cli.admin_http import check_scheme
 
     url, user = without_user(admin.rstrip("/"))
-    if not url.startswith(("http://", "https://")):
-        raise InvalidInput("--admin must begin with https:// or http://")
+    check_scheme(url, "--admin")
     if password_file is not None and not user:
         raise InvalidInput("--password-file is given without a user; give --admin https://USER@HOST:PORT")
     if sum((bool(user), token_file is not None, store_token)) > 1:
         raise InvalidInput("give one login: a user in the URL, --token-file or --store-token")
+    if user or token_file is not None or store_token:
+        check_encrypted(url, "the login")
     context = ServerContext(url, user, _absolute(password_file), _absolute(token_file), _token() if store_token else "", _absolute(ca_file))
 
     def change(content: ContextFile) -> ContextFile:
@@ -147,9 +153,9 @@ def _token() -> str:
         token: str = typer.prompt("Token", hide_input=True, err=True)
     else:
         token = sys.stdin.readline().strip()
-    if not token.isascii() or not token.isprintable() or not token or " " in token:
-        raise InvalidInput("no token was given, or it has characters that no token has; give it on one line of standard input")
-    return token
+    if not token:
+        raise InvalidInput("no token was given; give it on one line of standard input")
+    return checked_token(token, "the token")
 
 
 @commands.command("use", epilog="Example:  bascule context use production")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -70,15 +71,20 @@ def contexts_path() -> Path:
 
 
 def read_contexts() -> ContextFile:
-    """Return the content of the file; no contexts if it does not exist. Raises InvalidInput."""
+    """Return the content of the file; no contexts if it does not exist.
+
+    Raises InvalidInput, also if another user could have written the file, or can read the tokens in it.
+    """
     path = contexts_path()
     try:
-        content = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            content = json.loads(file.read())
     except FileNotFoundError:
         return ContextFile()
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path}: not valid JSON: {error}; correct or delete the file") from error
     try:
         if content["format"] != FORMAT:
@@ -89,7 +95,19 @@ def read_contexts() -> ContextFile:
             raise ValueError(f"the current context {current!r:.80} does not exist")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise InvalidInput(f"{path}: not a file of contexts: {error}; correct or delete the file") from error
+    _check_private(path, found, has_token=any(each.token for each in contexts.values()))
     return ContextFile(current, contexts)
+
+
+def _check_private(path: Path, found: os.stat_result, *, has_token: bool) -> None:
+    """Refuse a file by which another user could send the logins elsewhere, or learn a token. Raises InvalidInput."""
+    user = os.geteuid()
+    if found.st_uid not in (user, 0) and user != 0:
+        raise InvalidInput(f"{path}: belongs to another user, who could send your logins to another server")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidInput(f"{path}: other users may write it, and could send your logins to another server; run chmod 600 {path}")
+    if has_token and found.st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        raise InvalidInput(f"{path}: other users may read the token in it; store a new token, and run chmod 600 {path}")
 
 
 def _context(content: dict[str, Any]) -> ServerContext:

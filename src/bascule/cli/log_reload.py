@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bascule.core.errors import BasculeError
@@ -26,7 +27,7 @@ class LogReload:
         self, configuration: Configuration, read: Callable[[], Configuration], manager: ServiceManager,
         *, whole_process: bool = True, behind: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._running = configuration.settings
+        self._running = configuration
         self._read = read
         self._manager = manager
         self._whole_process = whole_process
@@ -38,19 +39,26 @@ class LogReload:
 
     def reload(self) -> None:
         """Reload. An error changes nothing, and is logged."""
-        from bascule.config.reload_effect import ReloadEffect
-        from bascule.config.reloading import compare, report
-
         self._manager.reloading()
         try:
-            given = self._read().settings
+            self._follow()
         except BasculeError as error:
             log.error("settings not reloaded, the settings before stay", by="SIGHUP", reason=str(error))
-        else:
-            compared = compare(self._running, given, lambda path: ReloadEffect.AT_ONCE if path[0] == "log" else ReloadEffect.RESTART)
-            self._running = self._running.model_copy(update={"log": given.log})
-            configure(given.log.values)
-            report(compared if self._whole_process else compared.only("log"), "SIGHUP")
+        except Exception as error:  # the thread must stay, and with it the process
+            log.error("settings not reloaded, the settings before stay", by="SIGHUP", reason=repr(error), exc_info=error)
         finally:
             self._behind()
             self._manager.reloaded()
+
+    def _follow(self) -> None:
+        """Read the settings and use those of the log. Raises BasculeError."""
+        from bascule.config.reload_effect import ReloadEffect
+        from bascule.config.reloading import check_file, compare, report
+
+        given = self._read()
+        check_file(self._running, given)
+        before, after = self._running.settings, given.settings
+        compared = compare(before, after, lambda path: ReloadEffect.AT_ONCE if path[0] == "log" else ReloadEffect.RESTART)
+        self._running = replace(given, settings=before.model_copy(update={"log": after.log}))
+        configure(after.log.values)
+        report(compared if self._whole_process else compared.only("log"), "SIGHUP")

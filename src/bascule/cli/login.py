@@ -62,6 +62,13 @@ def password_of(user: str, password_file: Path | None = None) -> str:
     return getpass.getpass(f"Password of {user}: ")
 
 
+def checked_token(token: str, what: str) -> str:
+    """Return a token that a header of HTTP can have. ``what`` names it in an error, which does not show it. Raises InvalidInput."""
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidInput(f"{what} is empty, or has characters that no token has, such as a blank or a second line")
+    return token
+
+
 def configured_user(text: str) -> tuple[str, str]:
     """Return the name and the password of a user whom the broker shall accept. Raises InvalidInput."""
     name, colon, password = text.partition(":")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -33,6 +34,9 @@ from bascule.core.build import build
 from bascule.core.errors import BasculeError
 from bascule.core.log import LogSettings, configure
 from bascule.threads.stacks import show_stacks_on_signal
+
+#: Errors of a write to a file.
+OUTPUT_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 app = typer.Typer(
     name="bascule",
@@ -95,7 +99,11 @@ def main() -> None:
     except BasculeError as error:
         fail(str(error))
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader of our output has gone; Python must not complain about that when it flushes at the end.
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            if error.filename is not None or error.errno not in OUTPUT_ERRORS:
+                raise
+            fail(f"the output cannot be written: {error.strerror}")
+        # The reader of our output has gone, or its disk is full; Python must not complain about that when it flushes at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

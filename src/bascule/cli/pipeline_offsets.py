@@ -89,8 +89,11 @@ def _confirmed(plan: dict[str, Any], output: Format, *, yes: bool, discard: bool
     if not moves:
         note("nothing to do: the positions are there already")
         return False
-    if output is Format.TABLE:
+    if output in (Format.TABLE, Format.WIDE):
         show_rows(moves, DIVERT_COLUMNS if plan["kind"] == "divert" else PLAN_COLUMNS, output)
+    else:  # standard output has the result alone
+        for each in moves:
+            note(f"{each['topic']}-{each['partition']}: offset {each['offset']} -> {each['to']}")
     if skipped := sum(each["skipped"] for each in moves):
         note(f"{skipped} records will be skipped: {plan['kind']} {plan['name']!r} will never carry them")
     if repeated := sum(each["repeated"] for each in moves):

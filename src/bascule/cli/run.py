@@ -26,6 +26,7 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.extras import require
 from bascule.core.log import configure, get_log
 from bascule.core.signals import StopSignals
+from bascule.threads.hangup import hold_hangups
 
 if TYPE_CHECKING:
     from bascule.config import Configuration, Settings
@@ -92,6 +93,7 @@ def up(
     and restart a part that dies. The data directory has the process ids (pids.json), the ports (ports.json) and the logs of the parts
     (logs/).
     """
+    hold_hangups()
     require("broker")
     from bascule.config import load
     from bascule.embedded.process import HOST
@@ -148,6 +150,7 @@ def broker(
     Each other broker is a standby: it prints `standby amqp://HOST:PORT admin=http://HOST:PORT`, follows the journal, and prints `ready ...`
     when it takes over.
     """
+    hold_hangups()
     require("broker")
     from bascule.config import load
 
@@ -180,6 +183,7 @@ def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, l
     Print `ready pipelines=N` when they run. While another driver of the same bridge (`bridge.id`) runs them, print `standby pipelines=N`
     and wait. With N = 0, Spark is not started, unless removed diverts have left messages.
     """
+    hold_hangups()
     from bascule.config import load
 
     read = partial(load, config, flags=_flags(log_format=log_format, log_level=log_level), needs=PIPELINES_NEED)

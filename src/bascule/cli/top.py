@@ -192,9 +192,14 @@ def _pause(interval_s: float) -> str:
 
 
 def _pressed(interval_s: float) -> str:
-    """Return the key that is pressed within an interval, or "". Read the terminal itself: the text layer of Python may read ahead."""
+    """Return the key that is pressed within an interval, or "". A terminal that was closed presses ``q``."""
     ready, _, _ = select.select([sys.stdin], [], [], interval_s)
-    return os.read(sys.stdin.fileno(), 1).decode("ascii", "replace").lower() if ready else ""
+    if not ready:
+        return ""
+    try:  # the terminal itself: the text layer of Python may read ahead
+        return os.read(sys.stdin.fileno(), 1).decode("ascii", "replace").lower() or "q"
+    except OSError:
+        return "q"
 
 
 @contextmanager
@@ -211,4 +216,5 @@ def _keys(interactive: bool) -> Iterator[Callable[[float], str]]:
         tty.setcbreak(sys.stdin)
         yield _pressed
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, mode)
+        with suppress(termios.error):  # the terminal may be closed
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, mode)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -16,7 +17,7 @@ from bascule.cli.administer import moment
 from bascule.cli.config import ConfigOption
 from bascule.cli.kafka_access import with_own_access
 from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
-from bascule.cli.output import Format, FormatOption, as_json, line, note, table
+from bascule.cli.output import CsvRows, Format, FormatOption, as_json, line, note, show_document, table
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ LIMIT: Final = 10_000_000
 LOOK_S: Final = 2.0
 #: Interval, in seconds, at which a terminal shows the progress.
 SHOW_S: Final = 0.5
+#: Columns of events in CSV.
+EVENT_FIELDS: Final = ("time_ms", "offset", "what", "message", "queue", "detail")
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _PERIOD: Final = re.compile(r"(\d{1,9})([smhd])")
 
@@ -73,10 +76,7 @@ def why(
             with suppress(KeyboardInterrupt):
                 _follow(question, output)
         story = question.story()
-    if output is Format.JSON:
-        line(as_json(story.as_dict(), indent=None if follow else 2))
-    else:
-        _show(story, events=not follow)
+    show_story(story, output, followed=follow)
     if not story.life.messages and not story.life.branches:
         raise typer.Exit(1)
 
@@ -122,19 +122,38 @@ def _progress() -> Iterator[Any]:
 def _follow(question: MessageQuestion, output: Format) -> None:
     """Print events as they happen, until the message has ended."""
     shown: set[LifeEvent] = set()
+    show = _event_shower(output)
     looked_s = time.monotonic()
     while True:
         story = question.story()
         for event in story.events():
             if event not in shown:
                 shown.add(event)
-                line(as_json(story.event(event)) if output is Format.JSON else _line(story, event))
+                show(story, event)
         if story.ended:
             return
         question.read_on()
         if time.monotonic() - looked_s > LOOK_S:
             question.look_elsewhere()
             looked_s = time.monotonic()
+
+
+def _event_shower(output: Format) -> Callable[[MessageStory, LifeEvent], None]:
+    """Return a function that prints an event. It may be called again for more."""
+    if output is Format.JSON:
+        return lambda story, event: line(as_json(story.event(event)))
+    if output is Format.CSV:
+        rows = CsvRows(EVENT_FIELDS)
+        return lambda story, event: rows.write([story.event(event)])
+    return lambda story, event: line(_line(story, event))
+
+
+def show_story(story: MessageStory, output: Format, *, followed: bool) -> None:
+    """Print the answer. In CSV, a story whose events were ``followed`` has been printed: its rows are the events."""
+    if output is Format.JSON and followed:
+        line(as_json(story.as_dict()))
+    elif output is not Format.CSV or not followed:
+        show_document(story.as_dict(), output, partial(_show, story, events=not followed))
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

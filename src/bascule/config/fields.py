@@ -160,7 +160,8 @@ ClientSettings = Annotated[dict[str, ClientSetting], AfterValidator(read_secrets
 class Section(BaseModel):
     """A table of the file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
+    # TOML knows `inf` and `nan`, which no count of milliseconds can be.
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True, allow_inf_nan=False)
 
     #: Whether missing settings are left to other tables, so that the defaults of this table are no values.
     shows_only_given: ClassVar[bool] = False

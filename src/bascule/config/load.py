@@ -58,11 +58,12 @@ class Value(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """The settings of one source. ``lines`` are the line numbers in a file."""
+    """The settings of one source. ``lines`` are the line numbers in a file; ``blank``: the file has no text."""
 
     name: str
     values: dict[str, Any]
     lines: dict[Path, int]
+    blank: bool = False
 
     def has(self, path: Path) -> bool:
         return at(self.values, path) is not ABSENT
@@ -95,6 +96,11 @@ class Configuration:
         return None if found is ABSENT else found
 
     @property
+    def blank_file(self) -> bool:
+        """Return whether there is a file without any text, not even a comment."""
+        return any(layer.blank for layer in self.layers)
+
+    @property
     def tree(self) -> dict[str, Any]:
         """Return the values of all sources, as given there."""
         return _tree(self.layers)
@@ -120,14 +126,21 @@ def load(file: FilePath | None = None, *, flags: Mapping[str, Any] | None = None
     """
     if file is None and (named := os.environ.get(FILE_VARIABLE)):
         file = FilePath(named)
-    if file is None and DEFAULT_FILE.is_file():
-        file = DEFAULT_FILE
+    if file is None:
+        file = _default_file()
     layers = [_read_file(file)] if file else []
     layers += [_read_environment(), _Layer("flag", dict(flags or {}), {})]
     if needs is not None:
         layers = [layer._replace(values=needed(layer.values, needs)) for layer in layers]
     settings = settings_of(_tree(layers), layers)
     return Configuration(settings if needs is None else _restricted(settings, needs), file, tuple(layers))
+
+
+def _default_file() -> FilePath | None:
+    try:
+        return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+    except OSError as error:  # the working directory cannot be searched; "no file" would mean the defaults
+        raise ConfigError(f"{DEFAULT_FILE}: {error.strerror}") from error
 
 
 def settings_of(tree: dict[str, Any], layers: Sequence[_Layer]) -> Settings:
@@ -164,13 +177,15 @@ def _restricted(settings: Settings, needs: Needs) -> Settings:
 def _read_file(file: FilePath) -> _Layer:
     try:
         text = file.read_text(encoding="utf-8")
-        return _Layer(str(file), tomllib.loads(text), key_lines(text))
+        return _Layer(str(file), tomllib.loads(text), key_lines(text), not text.strip())
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 (byte {error.start})") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{file}: arrays or tables are nested too deeply") from None
 
 
 def _read_environment() -> _Layer:

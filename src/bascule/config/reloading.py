@@ -96,12 +96,24 @@ def effect_of(path: Path) -> ReloadEffect:
 def plan_reload(running: Configuration, given: Configuration) -> ReloadPlan:
     """Compare the settings of a process with new ones.
 
-    Raises ConfigError if the new settings contradict the settings that stay until a restart.
+    Raises ConfigError if the file of the process is gone, or if the new settings contradict the settings that stay until a restart.
     """
+    check_file(running, given)
     compared = compare(running.settings, given.settings)
     kept = {_unit(each.path) for each in compared.changes if each.effect is ReloadEffect.RESTART}
     configuration = _mixed(running, given, kept, compared.needs_restart) if kept else given
     return ReloadPlan(configuration, compared)
+
+
+def check_file(running: Configuration, given: Configuration) -> None:
+    """Check that the file of a process still exists and has a text, because otherwise the defaults would replace all its settings.
+
+    An editor, or a tool that deploys files, may have removed or emptied the file for a moment. Raises ConfigError.
+    """
+    if running.file is not None and given.file is None:
+        raise ConfigError(f"{running.file}: the file does not exist any more; restore it, or restart the process to use the defaults")
+    if given.blank_file and not running.blank_file:
+        raise ConfigError(f"{given.file}: the file is empty; restore it, or write a comment into it to use the defaults")
 
 
 def compare(before: Settings, after: Settings, effect: Callable[[Path], ReloadEffect] = effect_of) -> SettingsComparison:
@@ -141,7 +153,9 @@ def _mixed(running: Configuration, given: Configuration, kept: set[Path], needs_
     """Return the given settings with the running values of those that need a restart, checked as a whole."""
     tree = copy.deepcopy(given.tree)
     for path in kept:
-        _put(tree, path, at(running.tree, path))
+        value, read = at(running.tree, path), at(running.settings, path)
+        # A table may name files of secrets, which were read at the start and may not exist any more.
+        _put(tree, path, read if isinstance(read, dict) and value is not ABSENT else value)
     try:
         settings = settings_of(tree, given.layers)
     except ConfigError as error:

@@ -60,6 +60,8 @@ from bascule.core.defaults import (
 from bascule.core.topics import MESSAGE_BYTES_MAX, PREFIX, JournalTopics
 
 MIB = 1 << 20
+#: Longest idle timeout in seconds: AMQP has 32 bits for its milliseconds.
+IDLE_TIMEOUT_MAX_S = 4_294_967
 
 
 class Broker(AddressSettings):
@@ -90,7 +92,8 @@ class Broker(AddressSettings):
     allow_insecure: ForNew[bool] = Field(
         default=False,
         description="Accept the risk that other machines can reach a broker without TLS, which means that passwords and messages can be"
-        " read on the network, or without any `[[permission]]`, which means that each client may do everything",
+        " read on the network, or without any `[[permission]]`, which means that each client may do everything. Commands also send the"
+        " tokens of `[admin]` to other machines without TLS",
     )
     validated_user: ForNew[ValidatedUser] = "off"
     max_message_bytes: AtRestart[ByteSize] = Field(
@@ -112,7 +115,10 @@ class Broker(AddressSettings):
         default=1000, ge=0, description="Maximum number of connections from one remote address that have not logged in; 0 = no limit"
     )
     idle_timeout_s: ForNew[float] = Field(
-        default=60, gt=0, description="Close a connection that has been silent for N seconds. The broker tells clients to send heartbeats"
+        default=60,
+        gt=0,
+        le=IDLE_TIMEOUT_MAX_S,
+        description="Close a connection that has been silent for N seconds. The broker tells clients to send heartbeats",
     )
     transaction_timeout_s: ForNew[float] = Field(
         default=TRANSACTION_TIMEOUT_S,

@@ -6,12 +6,12 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
 from bascule.broker.policy_change import check_policy
 from bascule.config import Configuration, Settings
-from bascule.config.reloading import SettingsComparison, plan_reload, report
+from bascule.config.reloading import ReloadPlan, SettingsComparison, plan_reload, report
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Permissions, Unauthorized
@@ -24,7 +24,7 @@ from bascule.server.tls_watch import LoadedTls
 from bascule.server.tokens import TokenLogins
 from bascule.server.user_directory import NextUsers
 from bascule.threads.background import in_background
-from bascule.threads.hangup import hangup_reloads
+from bascule.threads.hangup import hangup_reloads, take_held
 
 if TYPE_CHECKING:
     from bascule.broker.policy import Policy
@@ -70,15 +70,20 @@ class SettingsReload:
         self._running = source.configuration
         self._load = source.load
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def on_hangup(self) -> None:
         """Reload when the process gets SIGHUP, unless SIGHUP means that the terminal of the process was closed."""
         if hangup_reloads():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._ask)
+            if take_held():
+                self._ask()
 
     def _ask(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._reported(), name="reload")
+        self._keep(asyncio.get_running_loop().create_task(self._reported(), name="reload-on-hangup"))
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        """Keep a task until its end, since the event loop has only a weak reference to it."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -89,14 +94,22 @@ class SettingsReload:
         result = "ok"
         try:
             await self.reload("SIGHUP")
-        except BasculeError as error:  # ``reload`` has logged it
+        except Exception as error:  # ``reload`` has logged it
             result = f"{type(error).__name__}: {error}"
         finally:
             self._node.audit.record(ACTION, "", who="SIGHUP", peer="", result=result)
             manager.reloaded()
 
     async def reload(self, why: str) -> SettingsComparison:
-        """Read the settings again and follow them. Raises BasculeError, and changes nothing, if they cannot be used."""
+        """Read the settings again and follow them. Raises BasculeError, and changes nothing, if they cannot be used.
+
+        If the caller is cancelled, because its client has gone, the reload continues: half of the settings must not take effect.
+        """
+        task = asyncio.get_running_loop().create_task(self._reload(why), name="reload")
+        self._keep(task)
+        return await asyncio.shield(task)
+
+    async def _reload(self, why: str) -> SettingsComparison:
         async with self._lock:
             try:
                 given = await self._beside(self._load)
@@ -107,11 +120,22 @@ class SettingsReload:
             except BasculeError as error:
                 log.error("settings not reloaded, the settings before stay", by=why, reason=str(error))
                 raise
+            except Exception as error:
+                log.error("settings not reloaded, the settings before stay", by=why, reason=repr(error), exc_info=error)
+                raise
+            self._record_in_file_before(planned, why)
             ended = await self._beside(partial(self._node.users.adopt, users))  # compares all users
             self._node.follow(following, ended)
             self._running = planned.configuration
             report(planned.compared, why)
             return planned.compared
+
+    def _record_in_file_before(self, planned: ReloadPlan, why: str) -> None:
+        """Let the last line of an audit file say who has set another file or none; the result goes there, or nowhere."""
+        after = planned.configuration.settings.audit.file
+        if after != self._node.settings.audit.file:
+            changes = {"applied": ", ".join(each.key for each in planned.compared.applied), "next_file": str(after or "")}
+            self._node.audit.record(ACTION, "", who=why, peer="", **changes)
 
     async def _beside(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(in_background(work, "reload"))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,35 @@ def test_answer_of_another_version_is_unknown(broker: Broker, bascule: Bascule) 
     broker.answers["/overview"] = (200, {})
     done = bascule("check", "memory", "--admin", broker.url)
     assert (done.returncode, done.stdout.startswith("MEMORY UNKNOWN - the broker gave another answer"), done.stderr) == (3, True, "")
+
+
+@pytest.mark.parametrize("content", [[], "x", None, DETAIL | {"messages": "3", "delivering": "", "delayed": ""}])
+def test_answer_with_other_types_is_unknown(content: Any, broker: Broker, bascule: Bascule) -> None:
+    broker.answers["/queues"] = (200, json.dumps(content))
+    done = bascule("check", "depth", "q", "--admin", broker.url)
+    assert (done.returncode, done.stdout.startswith("DEPTH UNKNOWN - "), done.stderr) == (3, True, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "code"),
+    [
+        (("alive",), "/livez", 2),
+        (("active",), "/active", 2),
+        (("active", "--standby-ok"), "/readyz", 2),
+        (("certificates",), "/metrics", 3),
+    ],
+)
+def test_page_of_another_server_is_not_ok(command: tuple[str, ...], path: str, code: int, broker: Broker, bascule: Bascule) -> None:
+    broker.answers[path] = (200, "<html>welcome</html>")
+    done = bascule("check", *command, "--admin", broker.url)
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (code, 1, "")
+
+
+@pytest.mark.parametrize("end", ["nan", "inf", "soon"])
+def test_end_of_a_certificate_that_is_no_time_is_unknown(end: str, broker: Broker, bascule: Bascule) -> None:
+    broker.answers["/metrics"] = (200, f'bascule_certificate_expiry_timestamp_seconds{{setting="broker.tls.certificate"}} {end}\n')
+    done = bascule("check", "certificates", "--admin", broker.url)
+    assert (done.returncode, done.stdout.startswith("CERTIFICATES UNKNOWN"), done.stderr) == (3, True, "")
 
 
 def test_label_of_a_figure_is_quoted() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import stat
 import sys
 from pathlib import Path
@@ -101,11 +102,14 @@ def test_file_is_private_and_has_a_token_only_if_the_user_asks(bascule: Bascule,
     ("arguments", "error"),
     [
         (("context", "add", "a/b", "--admin", "http://h"), "must have 1 to 64 letters"),
-        (("context", "add", "a", "--admin", "h:1"), "--admin must begin with https:// or http://"),
+        (("context", "add", "a", "--admin", "h:1"), "--admin: h:1 must begin with https:// or http://"),
         (("context", "add", "a", "--admin", "http://ann:x@h"), "must not have a password"),
         (("context", "add", "a", "--admin", "http://h", "--password-file", "p"), "without a user"),
         (("context", "add", "a", "--admin", "http://ann@h", "--token-file", "t"), "give one login"),
-        (("context", "add", "a", "--admin", "http://h", "--store-token"), "no token was given"),
+        (("context", "add", "a", "--admin", "https://h", "--store-token"), "no token was given"),
+        (("context", "add", "a", "--admin", "http://h", "--store-token"), "the login would be sent unencrypted to http://h"),
+        (("context", "add", "a", "--admin", "http://h", "--token-file", "t"), "the login would be sent unencrypted to http://h"),
+        (("context", "add", "a", "--admin", "http://ann@h"), "the login would be sent unencrypted to http://h"),
         (("context", "use", "a"), "there is no context 'a'; known are: far, lost"),
         (("context", "use"), "give the name of a context, or --none"),
         (("context", "show"), "there is no current context"),
@@ -117,8 +121,9 @@ def test_file_is_private_and_has_a_token_only_if_the_user_asks(bascule: Bascule,
     ],
 )
 def test_refused_command_says_why(arguments: tuple[str, ...], error: str, bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, url in (("far", "http://192.0.2.1"), ("lost", "https://192.0.2.1")):
-        bascule("context", "add", name, "--admin", url, "--token-file", "/no/where")
+    for name in ("far", "lost"):
+        bascule("context", "add", name, "--admin", f"https://{name}", "--token-file", "/no/where")
+    contexts_path().write_text(contexts_path().read_text().replace("https://far", "http://192.0.2.1"))
     before = contexts_path().read_bytes()
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     done = bascule(*arguments)
@@ -140,9 +145,37 @@ def _no_home(_: type[Path]) -> Path:
 
 
 @pytest.mark.parametrize(
+    ("mode", "token", "error"),
+    [
+        (0o644, False, ""), (0o640, True, "other users may read the token in it"), (0o604, True, "other users may read the token in it"),
+        (0o620, False, "other users may write it"), (0o602, False, "other users may write it"),
+    ],
+)  # fmt: skip
+def test_file_that_other_users_can_change_or_that_shows_them_a_token_is_refused(
+    mode: int, token: bool, error: str, served: Broker, bascule: Bascule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hush\n"))
+    bascule("context", "add", "one", "--admin", served.url, "--use", *(["--store-token"] if token else []))
+    contexts_path().chmod(mode)
+    for command in (("queue", "list"), ("context", "use", "one")):
+        done = bascule(*command)
+        assert (done.returncode, error in done.stderr, "hush" in done.stderr) == (2 if error else 0, True, False)
+        contexts_path().chmod(mode)
+    assert bool(served.asked) is not bool(error)
+
+
+def test_file_of_another_user_is_refused(bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
+    bascule("context", "add", "one", "--admin", "http://127.0.0.1:1")
+    if os.geteuid() == 0:  # a file of root is trusted
+        os.chown(contexts_path(), 12345, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 12346)
+    assert "belongs to another user" in bascule("context", "list").stderr
+
+
+@pytest.mark.parametrize(
     "content",
     [
-        b"{", b"[]", b"\xff", b'{"format": 2, "current": "", "contexts": {}}', b'{"format": 1, "current": "x", "contexts": {}}',
+        b"[" * 100_000, b"[]", b"\xff", b'{"format": 2, "current": "", "contexts": {}}', b'{"format": 1, "current": "x", "contexts": {}}',
         b'{"format": 1, "current": "", "contexts": {"x": {"url": 1}}}',
         b'{"format": 1, "current": "", "contexts": {"x": {"url": "h", "k": "v"}}}',
         b'{"format": 1, "current": "", "contexts": {"x": 1}}',

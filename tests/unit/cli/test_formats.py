@@ -8,7 +8,13 @@ import json
 
 import pytest
 
+from bascule.cli import backup, why
 from bascule.cli.output import CsvRows, Format, show_document, show_result, show_rows
+from bascule.journal.fence import Fence
+from bascule.timeline.facts import LifeEvent, What
+from bascule.timeline.life import MessageLife
+from bascule.timeline.story import MessageStory
+from bascule.timeline.wanted import WantedId
 
 ROWS = [{"name": "a", "size": 3, "roles": ["x", "y"], "extra": None}, {"name": "b", "size": -1, "roles": [], "more": {"k": [True]}}]
 
@@ -75,3 +81,31 @@ def test_rows_that_arrive_later_have_no_second_header(capsys: pytest.CaptureFixt
     rows.write([{"n": 1}])
     rows.write([{"n": 2}])
     assert capsys.readouterr().out == '"n"\n1\n2\n'
+
+
+@pytest.mark.parametrize("output", list(Format))
+def test_backup_and_restore_show_their_result_in_every_format(output: Format, capsys: pytest.CaptureFixture[str]) -> None:
+    backup._say({"journal_offset": 7, "recreated": ["a", "b"]}, "restored", output)
+    out = capsys.readouterr().out
+    match output:
+        case Format.CSV:
+            assert parsed(out) == [["field", "value"], ["journal_offset", "7"], ["recreated", "a, b"]]
+        case Format.JSON:
+            assert json.loads(out) == {"journal_offset": 7, "recreated": ["a", "b"]}
+        case _:
+            assert out == "restored\n"
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_life_of_a_message_has_one_kind_of_rows_in_csv(followed: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    story = MessageStory(MessageLife(WantedId("ID:a"), Fence()), "bascule.journal", 0, 0, 9)
+    event = LifeEvent(1769846400000, 7, What.ACCEPTED, "ID:a", 0, "=1+1")
+    if followed:
+        why._event_shower(Format.CSV)(story, event)
+    why.show_story(story, Format.CSV, followed=followed)
+    rows = parsed(capsys.readouterr().out)
+    if followed:
+        assert rows == [list(why.EVENT_FIELDS), ["1769846400000", "7", "accepted", "ID:a", "", "'=1+1"]]
+    else:
+        assert rows[0] == ["field", "value"]
+        assert ["journal.to", "9"] in rows

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bascule.cli.log_reload import LogReload
-from bascule.config import load
+from bascule.config import Configuration, load
 from bascule.core.environment import PIPELINES_NEED
 from bascule.core.log import configure, configured
 from bascule.embedded.service_manager import ServiceManager
@@ -73,3 +73,32 @@ def test_file_with_an_error_changes_nothing_and_the_parts_of_up_are_told(
     assert "settings not reloaded, the settings before stay" in capfd.readouterr().err
     assert [each[0] for each in manager.messages()] == ["RELOADING=1", "READY=1"]
     assert behind == [True]
+
+
+@pytest.mark.parametrize("change", ["removed", "emptied", "defect"])
+def test_log_keeps_its_settings_if_the_file_is_gone_or_cannot_be_read(
+    change: str, manager: NotifySocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BASCULE_CONFIG", raising=False)
+    file = Path("bascule.toml")
+    file.write_text('[log]\nlevel = "debug"\n')
+    configuration = load()
+    configure(configuration.settings.log.values)
+
+    def read() -> Configuration:
+        if change == "defect":
+            raise RuntimeError(change)
+        return load()
+
+    reload = LogReload(configuration, read, ServiceManager(manager.environ))
+    if change == "emptied":
+        file.write_text("")
+    else:
+        file.unlink()
+    reload.reload()
+    found = configured()
+    assert found is not None
+    assert found.level == "debug"
+    assert "settings not reloaded, the settings before stay" in capfd.readouterr().err
+    assert [each[0] for each in manager.messages()] == ["RELOADING=1", "READY=1"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +53,15 @@ def test_lines_are_printed_raw_to_a_pipe_and_without_control_characters_to_a_ter
     printed = capsys.readouterr().out
     assert printed.startswith("one\n\t")
     assert CONTROLS & set(printed) == set()
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_output_that_nobody_reads_or_that_has_no_room_ends_the_command_without_a_traceback(output: str, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "bascule.cli", "config", "show", "-o", output]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    read, write = os.pipe()
+    os.close(read)
+    for sink, said in ((write, ""), (os.open("/dev/full", os.O_WRONLY), "error: the output cannot be written: No space left on device\n")):
+        done = subprocess.run(arguments, stdout=sink, stderr=subprocess.PIPE, cwd=tmp_path, env=environment, text=True, check=False)
+        os.close(sink)
+        assert (done.returncode, done.stderr) == (1, said)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bascule.cli import pipeline_offsets
+from bascule.cli.admin import AdminApiClient
 from tests.unit.cli.test_administer import Broker, _elsewhere, broker, run  # noqa: F401 - fixtures
 
 PATH = "/diverts/orders/offsets"
@@ -93,3 +94,25 @@ def test_command_waits_for_the_driver_and_says_what_became_of_the_request(
     options = ("--to", "2", "--yes", "--wait-s", str(wait_s))
     assert run(monkeypatch, "divert", "offsets", "orders", *options, "--admin", broker.url) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["table", "wide", "csv", "json"])
+def test_plan_is_shown_before_the_confirmation_in_every_format(
+    output: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    broker.answers[PATH] = (200, PLAN)
+    assert run(monkeypatch, "divert", "offsets", "orders", "--to", "2", "-o", output, "--admin", broker.url) == 1
+    shown = capsys.readouterr()
+    assert "bascule.journal" in (shown.out if output in ("table", "wide") else shown.err)
+    assert shown.out == "" or output in ("table", "wide")
+
+
+def test_positions_and_result_are_rows_in_csv(broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    broker.answers[PATH] = (200, SHOWN)
+    assert run(monkeypatch, "divert", "offsets", "orders", "--admin", broker.url, "-o", "csv") == 0
+    assert capsys.readouterr().out == '"topic","partition","offset","first","end"\n"bascule.journal",0,9,1,20\n'
+    broker.answers[PATH] = (200, {**SHOWN, **PLAN, "request": "t"})
+    monkeypatch.setattr(AdminApiClient, "look", lambda *_: SHOWN)
+    assert run(monkeypatch, "divert", "offsets", "orders", "--to", "2", "--yes", "--admin", broker.url, "-o", "csv") == 0
+    assert capsys.readouterr().out == '"name","kind","request","state"\n"orders","divert","t","done"\n'

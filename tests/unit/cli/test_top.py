@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bascule.cli.top import TopSample, rates_between
+from bascule.cli.top import TopSample, _keys, rates_between
 from tests.unit.cli.conftest import Bascule
 from tests.unit.cli.test_administer import QUEUE, STATUS, Broker, broker  # noqa: F401 - a fixture
 
@@ -89,6 +89,26 @@ def test_key_q_ends_the_command_on_a_terminal_and_restores_its_mode(served: Brok
     assert termios.tcgetattr(other) == mode
     os.close(terminal)
     os.close(other)
+
+
+def test_closed_terminal_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, other = pty.openpty()
+    with os.fdopen(other) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with _keys(True) as pressed:
+            os.write(terminal, b"S")
+            assert pressed(60.0) == "s"
+            assert pressed(0.0) == ""
+            os.close(terminal)
+            assert [pressed(60.0), pressed(60.0)] == ["q", "q"]
+
+
+@pytest.mark.parametrize("overview", [[], {}, OVERVIEW | {"counters": None}, OVERVIEW | {"time_ms": "now"}])
+def test_answer_of_another_server_is_an_error(overview: Any, served: Broker, bascule: Bascule) -> None:
+    served.answers["/overview"] = (200, overview)
+    done = bascule("top", "--once", "--interval-s", "0.2", "--admin", served.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: the server gave another answer than this version of the command expects: ")
 
 
 def _readable(terminal: int) -> bool:

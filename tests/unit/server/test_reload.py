@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import ssl
@@ -181,7 +182,9 @@ def peer() -> Any:
 class Reloading:
     """A node with an engine in memory, whose file of settings changes."""
 
-    def __init__(self, place: Path, text: str) -> None:
+    def __init__(self, place: Path, text: str, *, named: bool = True) -> None:
+        """Begin with a file that a flag names, or that the working directory has."""
+        self.named = named
         self.file = place / "bascule.toml"
         self.place = place
         self.write(text)
@@ -196,7 +199,7 @@ class Reloading:
         self.memory = memory
 
     def read(self) -> Configuration:
-        return load(self.file, flags={"embedded": {"data_dir": str(self.place)}})
+        return load(self.file if self.named else None, flags={"embedded": {"data_dir": str(self.place)}})
 
     def write(self, text: str) -> None:
         self.file.write_text(text)
@@ -267,6 +270,8 @@ async def test_settings_that_need_a_restart_stay_and_are_named_until_then(tmp_pa
         ('[broker]\nmax_queues = 6\n[broker.tls]\ncertificate = "missing"\n', "broker.tls.certificate: missing"),
         ('[broker]\nmax_queues = 6\n[audit]\nfile = "missing/audit"\n', "audit.file"),
         ('[broker]\nmax_queues = 0\n', "broker.max_queues"),
+        ("[broker]\nmax_queues = 6\ntransaction_timeout_s = inf\n", "broker.transaction_timeout_s"),
+        ("[broker]\nmax_queues = 6\nidle_timeout_s = 1e7\n", "broker.idle_timeout_s"),
         ('[broker]\nmax_queues = 1\n[[queue]]\nname = "one"\n[[queue]]\nname = "two"\n', "[[queue]] names 2 new queues"),
     ],
 )  # fmt: skip
@@ -288,7 +293,7 @@ async def test_settings_that_protect_only_after_a_restart_are_refused(tmp_path: 
     exposed = '[broker]\nhost = "0.0.0.0"\nallow_insecure = true\nallow_anonymous = true\n'
     broker = Reloading(tmp_path, exposed)
     with pytest.raises(InvalidInput, match=r"valid only after a restart.*broker\.host"):
-        await broker.reload("")
+        await broker.reload("# nothing\n")
     assert broker.node.settings.broker.allow_insecure
 
 
@@ -297,10 +302,14 @@ async def test_new_file_of_users_and_new_path_of_the_audit_are_used(tmp_path: Pa
     broker = Reloading(tmp_path, f'[broker]\nusers = {{ann = "hush"}}\n[audit]\nfile = "{tmp_path}/one"\n')
     await broker.reload(f'[broker]\nusers = {{ann = "hush"}}\n[audit]\nfile = "{tmp_path}/two"\n')
     broker.node.audit.record("login", "", who="ann", peer="")
-    assert ((tmp_path / "one").read_text(), (tmp_path / "two").read_text().count("login")) == ("", 1)
+    assert [(tmp_path / each).read_text().count("login") for each in ("one", "two")] == [0, 1]
     await broker.reload('[broker]\nusers = {ann = "hush"}\n')
     broker.node.audit.record("login", "", who="ann", peer="")
     assert (tmp_path / "two").read_text().count("login") == 1
+    last = [json.loads((tmp_path / each).read_text().splitlines()[-1]) for each in ("one", "two")]
+    assert [(each["action"], each["who"], each["applied"], each["next_file"]) for each in last] == [
+        ("config/reload", "test", "audit.file", f"{tmp_path}/two"), ("config/reload", "test", "audit.file", ""),
+    ]  # fmt: skip
 
 
 @run_async
