@@ -11,7 +11,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.kafka.compacted import Appender
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.transactional import TransactionalWriter
-from bascule.pipelines import control
+from bascule.pipelines import control, driver
 from bascule.pipelines.offset_moves import OffsetMoves, OffsetsRefused
 from bascule.pipelines.spec import DivertSpec, IngressSpec
 from bascule.writer.control import OffsetMove, OffsetsWish, PipelineState
@@ -101,6 +101,27 @@ def test_divert_moved_back_repeats_its_records_and_moved_forward_skips_them(brid
     assert bridge.carried("y") == ["1", "2", "3", "4", "5"]
     assert (bridge.counted("x"), bridge.counted("y")) == (6, 5)
     assert bridge.dead() == []
+
+
+@pytest.mark.on_mock_cluster
+def test_records_that_a_divert_carried_alone_still_count_after_its_position_was_moved(
+    bridge: Bridge, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "JOIN_RECORDS", -1)
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("x"), bridge.divert("y")) as running:
+        running.settle()
+        begin = bridge.end()
+        stopped(operator, running)
+        bridge.send("1", "2")
+        resumed(operator, running)
+        stopped(operator, running)
+        assert own(bridge).carried.pipelines["x"].records == 2
+        move(operator, begin)
+        assert handled(operator, running, "r1") == ""
+        assert bridge.counted("x") == 2
+        resumed(operator, running)
+        assert bridge.counted("x") == len(bridge.carried("x")) == 4
 
 
 @pytest.mark.on_mock_cluster

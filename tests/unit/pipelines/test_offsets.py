@@ -9,6 +9,7 @@ from tests.scenarios.test_offsets import (  # noqa: F401
     test_divert_whose_records_were_deleted_continues_after_its_position_was_moved,
     test_driver_killed_while_positions_move_moves_them_once,
     test_ingress_moved_back_sends_its_records_again_once,
+    test_records_that_a_divert_carried_alone_still_count_after_its_position_was_moved,
     test_refusal_is_told_as_it_was_stored_also_by_the_next_driver,
     test_request_about_a_divert_that_was_resumed_meanwhile_does_nothing_unless_it_still_fits,
     test_request_about_a_divert_without_a_position_is_refused,

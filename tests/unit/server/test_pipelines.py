@@ -14,7 +14,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
 from bascule.kafka.control import ControlTopics
-from bascule.kafka.planned_moves import PipelineOffsets, OffsetPlan
+from bascule.kafka.planned_moves import OffsetPlan, PipelineOffsets
 from bascule.server.admin_access import AdminAccess, AdminRole
 from bascule.server.audit import AuditTrail, FileSink
 from bascule.server.pipelines import SILENT_MS, PipelinePages
