@@ -17,7 +17,7 @@ from bascule.kafka.control import ControlTopics
 from bascule.kafka.history import StableEnds
 from bascule.pipelines.holds import NOTES, Holds
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
-from bascule.pipelines.queries import Query
+from bascule.pipelines.queries import Query, RestartCounts
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.threads.background import in_background
 from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, Steering
@@ -71,6 +71,8 @@ class DriverControl:
         self._look_due_s = self._step_due_s = self._report_due_s = self._whole_report_due_s = 0.0
         self._trouble = self._unreported = ""
         self._states: dict[str, PipelineState] = {}
+        self._restart_counts = RestartCounts()
+        self._restarts: dict[str, int] = {}
         self._moved: dict[str, str] = {}
         self._reported: dict[str, PipelineReport] = {}
         self._counted: dict[str, tuple[int, float]] = {}
@@ -104,8 +106,10 @@ class DriverControl:
             self._steering.step(self._holds)
             self._step_due_s = now_s + RETRY_S if any(self._steering.due) else 0.0
         states = {name: self._state_of(name) for name in self._specs}
+        tasks = {name: self._query_of(name) for name in states}
+        self._restarts = self._restart_counts.look(tasks, self._queries)
         if self._metrics is not None:
-            self._metrics.show(states, {name: self._query_of(name) for name in states}, self._queries)
+            self._metrics.show(states, tasks, self._queries, self._restarts)
         moved = {name: self._steering.moved(name) for name in self._specs}
         if ((states, moved) != (self._states, self._moved) or now_s >= self._report_due_s) and all(
             future.done() for future in self._writing
@@ -165,7 +169,7 @@ class DriverControl:
             partitions=len(sources),
             lag=sum(max(0, end - offset) for _, _, offset, end in sources if end is not None) if known else None,
             records_per_s=self._rate(name, positions),
-            restarts=0 if query is None else query.restarts,
+            restarts=self._restarts[name],
             error="" if query is None else query.stopped or query.last_error,
             error_at_ms=0 if query is None else int(query.last_error_s * 1000),
             offsets_request=self._moved[name],

@@ -353,7 +353,8 @@ class Positions:
             loss = loss_of(pipeline, replace(found, owner=self.owner), topic_id, history.earliest(), lineage)
             if loss is not None:
                 log.warning("source restarts from start offset", ingress=pipeline, topic=source[0], partition=source[1], reason=str(loss))
-                found = None
+                # What was carried still counts: the counters of a running driver do not fall.
+                found = replace(self._beginning(source, topic_id, StartPosition(EARLIEST)), carried=found.carried)
         else:
             self._check(pipeline, *source, topic_id, found, history, lineage, f". {LEAVE_OUT}")
         crash.point("driver.source.after")
