@@ -31,7 +31,6 @@ from bascule.writer.errors import PositionMoved
 from bascule.writer.position import (
     BEGUN,
     COMMON,
-    DEFAULT_GROUP,
     DIVERT,
     EARLIEST,
     GROUP,
@@ -319,7 +318,7 @@ class Positions:
         return found
 
     def taken(self, key: str) -> Position:
-        """Return the current position of this run's diverts, although it may be lost. Raises PositionLost if it is missing, PositionTaken."""
+        """Return the current position of this run's diverts without a check of the journal. Raises PositionLost if it is missing."""
         found = self._taken(key, self.common_key)
         if found is None:
             raise PositionLost(f"position {key!r} is missing; restore topic {self.pipelines.topics.positions!r}")
