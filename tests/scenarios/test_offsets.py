@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka.compacted import Appender
 from bascule.kafka.history import TopicHistory
+from bascule.kafka.lineage import PartitionLineage
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines import control, driver
 from bascule.pipelines.offset_moves import OffsetMoves, OffsetsRefused
@@ -275,7 +277,7 @@ def test_request_about_a_divert_without_a_position_is_refused(bridge: Bridge, op
 
 @pytest.mark.on_mock_cluster
 def test_request_is_refused_if_the_position_has_moved_the_records_are_gone_or_the_topic_is_another(
-    bridge: Bridge, operator: Operator
+    bridge: Bridge, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bridge.journal.start_epoch()
     with bridge.running(bridge.divert("x"), bridge.divert("y")) as running:
@@ -295,6 +297,10 @@ def test_request_is_refused_if_the_position_has_moved_the_records_are_gone_or_th
         operator.topics.want("divert:x", OffsetsWish("other", (OffsetMove(journal, "another", 0, at.offset, at.offset - 1),)))
         assert handled(operator, running, "other") == f"topic {journal!r} was deleted or recreated"
         assert own(bridge).offset == at.offset
+        with monkeypatch.context() as patched:
+            patched.setattr(PartitionLineage, "check_tail", partialmethod(PartitionLineage.check_tail, timeout_s=0.0))
+            move(operator, bridge.end() + 9, "beyond")
+            assert "has lost its tail" in handled(operator, running, "beyond")
         move(operator, at.offset - 1, "last")
         assert handled(operator, running, "last") == ""
         resumed(operator, running)
@@ -513,6 +519,7 @@ def test_ingress_of_a_recreated_topic_continues_after_its_position_was_moved(bri
         operator.topics.want("ingress:in", OffsetsWish("r1", (OffsetMove(topic, bridge.topics.id(topic), 0, 1, 0),)))
         assert handled(operator, running, "r1", "ingress:in") == ""
         assert bridge.stored()[key].topic_id == bridge.topics.id(topic)
+        assert running.driver.queries["ingress:in"].stopped is None, "an error is reported that no longer holds"
         operator.want("ingress:in", RUNNING)
         operator.follow(running)
         running.query("ingress:in").batch(2)

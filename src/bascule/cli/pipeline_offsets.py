@@ -128,5 +128,5 @@ def _report(client: AdminApiClient, place: str, request: str, wait_s: float, out
         note("no driver has moved the positions yet; a driver will when it runs. See `offsets` without options")
         raise typer.Exit(1 if wait_s else 0)
     if state != "done":
-        note(asked.get("error") or state)
+        note(asked.get("error") or "another request was stored since; the log of the pipelines says whether this one was carried out")
         raise typer.Exit(1)

@@ -75,7 +75,7 @@ class DriverControl:
         self._restarts: dict[str, int] = {}
         self._moved: dict[str, str] = {}
         self._reported: dict[str, PipelineReport] = {}
-        self._counted: dict[str, tuple[int, float]] = {}
+        self._counted: dict[str, tuple[int, float, str]] = {}
         self._writing: list[Future[int]] = []
         self._metrics = metrics
 
@@ -121,6 +121,10 @@ class DriverControl:
         """Return why the broker keeps the journal for a query that is held; "" if it is not held."""
         state = self._steering.held(query) if query.startswith(DIVERT) else None
         return "" if state is None else NOTES[state].format(name=query.removeprefix(DIVERT))
+
+    def moved(self, query: str) -> str:
+        """Return the id of the last request that moved the positions of a query, or was refused; "" if there was none."""
+        return self._steering.moved(query)
 
     def end(self) -> None:
         """Report that the driver has stopped, and free the clients. A driver that was replaced reports nothing."""
@@ -177,10 +181,12 @@ class DriverControl:
         )  # fmt: skip
 
     def _rate(self, name: str, positions: list[Position]) -> float | None:
-        """Return the records of the sources for each second since the last report; None if this is the first."""
+        """Return the records of the sources for each second since the last report; None if this is the first, or the first after a move."""
         count, now_s = sum(at.offset for at in positions), time.monotonic()
-        before, since_s = self._counted.get(name, (count, now_s))
-        self._counted[name] = count, now_s
+        before, since_s, moved = self._counted.get(name, (count, now_s, ""))
+        self._counted[name] = count, now_s, self._moved[name]
+        if moved != self._moved[name]:  # nothing was carried between the two positions
+            return None
         return round(max(0, count - before) / (now_s - since_s), 1) if now_s > since_s else None
 
     def _query_of(self, name: str) -> str:

@@ -85,7 +85,8 @@ class Driver:
         self._sources: dict[str, dict[tuple[str, int], str]] = {}
         self._claims: dict[str, tuple[Claim, ...]] = {}
         self._mirrors: dict[str, LagMirror] = {}
-        self._told: dict[str, str] = {}
+        #: The reasons that were published, each with the last request that had moved the position.
+        self._told: dict[str, tuple[str, str]] = {}
         self._slots = SlotWatch()
         self._refresh_due_s = 0.0
         self._mirror_due_s = 0.0
@@ -148,8 +149,9 @@ class Driver:
             self._mirror_due_s = now + MIRROR_S
             self._mirror()
             reasons = {name: query.stopped or self._control.note(name) for name, query in self.queries.items()}
-            self._told = {name: why for name, why in self._told.items() if why == reasons.get(name)}
-            self._tell({name: why for name, why in reasons.items() if why and name not in self._told})
+            due = {name: why for name, why in reasons.items() if self._told.get(name) != (why, self._control.moved(name))}
+            self._told = {name: told for name, told in self._told.items() if reasons.get(name) and name not in due}
+            self._tell({name: why for name, why in due.items() if why})
 
     def watched(self) -> AbstractContextManager[None]:
         """Return a context that raises SparkEnded if a call to Spark fails because its JVM has ended."""
@@ -433,7 +435,7 @@ class Driver:
             log.warning("could not publish the reason why a pipeline stopped", error=str(error))
             return
         for name, key in keys.items():
-            self._told[name] = reasons[name]
+            self._told[name] = reasons[name], self._control.moved(name)
             if (at := stored.get(key)) is not None:
                 self._mirror_of(name).show({(at.topic, at.partition): at.offset}, reasons[name])
 

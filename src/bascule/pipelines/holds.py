@@ -140,11 +140,13 @@ class Holds:
     def _moved(self, wish: OffsetsWish, pipeline: str) -> bool:
         self.moves.carry_out(pipeline, wish)
         query = self._queries.get(pipeline)
-        if pipeline.startswith(DIVERT) and query is not None and query.stopped is not None:
-            # The divert could not continue from its old position, so it has no query that could start.
-            name = pipeline.removeprefix(DIVERT)
-            self._separate.add(name)
-            self._start_separate(name)
+        if query is not None and query.stopped is not None:  # it could not continue from its old position
+            if pipeline.startswith(DIVERT):  # perhaps the query could not start from any
+                name = pipeline.removeprefix(DIVERT)
+                self._separate.add(name)
+                self._start_separate(name)
+            else:
+                query.retry()
         return True
 
     def _settled(self, pipeline: str) -> bool:

@@ -120,17 +120,12 @@ class OffsetMoves:
                 raise Unavailable(f"Kafka reports no offsets of {place}")
             if found.first > move.to:
                 raise OffsetsRefused(f"the records of {place} from offset {move.to} are deleted: the first one is at offset {found.first}")
-            if pipeline.startswith(DIVERT):
-                moved = _in_journal(at, move, TopicHistory(kafka, move.topic, move.partition))
-            else:
-                moved = _in_source(at, move)
+            moved = replace(at, topic_id=move.topic_id, offset=move.to, leader_epoch=UNKNOWN_EPOCH)
             leader_epoch = lineages.of(move.topic, move.partition).check_tail(moved)
+            if pipeline.startswith(DIVERT):  # only now: nobody could read the journal up to an offset behind its end
+                moved = _in_journal(at, move, TopicHistory(kafka, move.topic, move.partition))
             after[key] = replace(moved, leader_epoch=leader_epoch)
         return after
-
-
-def _in_source(at: Position, move: OffsetMove) -> Position:
-    return replace(at, topic_id=move.topic_id, offset=move.to, leader_epoch=UNKNOWN_EPOCH)
 
 
 def _in_journal(at: Position, move: OffsetMove, history: TopicHistory) -> Position:
