@@ -312,8 +312,7 @@ def test_broker_shows_why_a_paused_divert_keeps_the_journal(bridge: Bridge, oper
         bridge.send("2", "3")
         key = bridge.positions.own_key("x")
         at = bridge.stored()[key]
-        moves = (OffsetMove(at.topic, at.topic_id, at.partition, at.offset, at.offset + 1),)
-        operator.topics.want("divert:x", OffsetsWish("r1", moves))
+        operator.topics.want("divert:x", OffsetsWish("r1", (OffsetMove(at.topic, at.topic_id, 0, at.offset, at.offset + 1),)))
         operator.follow(running)
         assert bridge.stored()[key].offset == at.offset + 1
         wait_for(partial(said, STOPPED), "the reason at the new position")

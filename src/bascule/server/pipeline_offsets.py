@@ -147,9 +147,11 @@ class OffsetPages:
             plan = self._plan_of(token, pipeline)
             moves = plan.offsets.moves
             if arguments.get("discard") is not True and any(each.discards for each in moves):
+                exclusive = any(each.counted is not None and each.counted.taken for each in moves)
+                why = "is or was exclusive" if exclusive else "may be or have been exclusive, and not all messages were counted"
                 raise WouldDiscard(
-                    f"{kind} {name!r} is or was exclusive: messages that only it has would be lost. If they may be lost, repeat the request"
-                    ' with "discard": true (command line: --discard)'
+                    f"{kind} {name!r} {why}: messages that only it has would be lost. If they may be lost, repeat the request with"
+                    ' "discard": true (command line: --discard)'
                 )
             if not plan.stored:
                 wish = OffsetsWish(token, tuple(each.move for each in moves), principal.name, self._pages.now_ms(), plan.offsets.after)

@@ -15,8 +15,6 @@ from tests.scenarios.test_offsets import (  # noqa: F401
     produce,
     test_divert_moved_back_repeats_its_records_and_moved_forward_skips_them,
     test_divert_whose_records_were_deleted_continues_after_its_position_was_moved,
-    test_divert_whose_records_were_deleted_starts_like_a_new_one_after_a_start_without_it,
-    test_diverts_of_a_group_whose_records_were_deleted_are_stopped_moved_and_resumed_one_by_one,
     test_driver_killed_while_positions_move_moves_them_once,
     test_ingress_moved_back_sends_its_records_again_once,
     test_records_that_a_divert_carried_alone_still_count_after_its_position_was_moved,

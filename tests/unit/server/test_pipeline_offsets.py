@@ -373,6 +373,8 @@ def test_messages_of_a_divert_that_no_driver_has_reported_may_be_lost_by_a_skip(
     def ask(request: Request) -> None:
         plan = request("PATCH", "/diverts/orders/offsets", shift_by=1)[1]
         assert (plan["moves"][0]["counted"], plan["discards"]) == (False, True), "nobody knows what the divert selects"
+        refused = request("PATCH", "/diverts/orders/offsets", token=plan["token"])[1]["error"]
+        assert "may be or have been exclusive, and not all messages were counted" in refused
 
     world.asked(ask)
 
