@@ -77,6 +77,7 @@ class Driver:
         self._separate: set[str] = set()
         self._holds = Holds(self._positions, self.queries, self._separate, self._group_of, self._start_separate)
         self._control = DriverControl(pipelines, self._holds, self.queries, self._positions, self._group_of, self._keys_of, metrics)
+        self.held = self._holds.held
         self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
         self._known = KnownDiverts()
@@ -85,8 +86,7 @@ class Driver:
         self._sources: dict[str, dict[tuple[str, int], str]] = {}
         self._claims: dict[str, tuple[Claim, ...]] = {}
         self._mirrors: dict[str, LagMirror] = {}
-        #: The reasons that were published, each with the last request that had moved the position.
-        self._told: dict[str, tuple[str, str]] = {}
+        self._told: dict[str, tuple[str, str]] = {}  # the reasons that were published, with the last request to move the position
         self._slots = SlotWatch()
         self._refresh_due_s = 0.0
         self._mirror_due_s = 0.0
@@ -477,8 +477,9 @@ def run_pipelines(
                     driver.poll()
                     queries = driver.queries
                     stopped = {name: query.stopped for name, query in queries.items() if query.stopped is not None}
-                    # An idle query notices a successor late: stop the whole driver when one query has noticed it.
-                    if queries and (len(stopped) == len(queries) or any(query.superseded for query in queries.values())):
+                    # A held pipeline may wait for a move. An idle query notices a successor late: one that has noticed it ends the driver.
+                    ends = len(stopped.keys() - driver.held) == len(queries)
+                    if queries and (ends or any(query.superseded for query in queries.values())):
                         raise PipelineStopped("; ".join(f"{name}: {reason}" for name, reason in stopped.items()))
         finally:
             service_manager.stopping()
