@@ -17,7 +17,7 @@ from bascule.kafka.positions import PositionReader
 from bascule.pipelines import control, driver
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import DivertSpec, IngressSpec
-from bascule.writer.control import PipelineReport, PipelineState, RestartWish, UnreadableControl, WantedState, Wish
+from bascule.writer.control import OffsetMove, OffsetsWish, PipelineReport, PipelineState, RestartWish, UnreadableControl, WantedState, Wish
 from bascule.writer.position import COMMON, Position, PositionTaken, position_key, position_partition
 from tests.scenarios.sparkless import Bridge, Running, without_spark
 from tests.support.crash_points import at_crash_points
@@ -309,6 +309,13 @@ def test_broker_shows_why_a_paused_divert_keeps_the_journal(bridge: Bridge, oper
             operator.want("divert:x", state)
             operator.follow(running)
             wait_for(partial(said, state), "the reason")
+        bridge.send("2", "3")
+        key = bridge.positions.own_key("x")
+        at = bridge.stored()[key]
+        operator.topics.want("divert:x", OffsetsWish("r1", (OffsetMove(at.topic, at.topic_id, 0, at.offset, at.offset + 1),)))
+        operator.follow(running)
+        assert bridge.stored()[key].offset == at.offset + 1
+        wait_for(partial(said, STOPPED), "the reason at the new position")
 
 
 @pytest.mark.on_mock_cluster

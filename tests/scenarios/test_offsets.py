@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka.compacted import Appender
 from bascule.kafka.history import TopicHistory
+from bascule.kafka.lineage import PartitionLineage
 from bascule.kafka.transactional import TransactionalWriter
-from bascule.pipelines import control
+from bascule.pipelines import control, driver
+from bascule.pipelines.offset_moves import OffsetMoves, OffsetsRefused
 from bascule.pipelines.spec import DivertSpec, IngressSpec
 from bascule.writer.control import OffsetMove, OffsetsWish, PipelineState
-from bascule.writer.position import COMMON, MOVED, Position, position_key
+from bascule.writer.position import COMMON, MOVED, MovedMark, Position, position_key
 from tests.scenarios import test_control
 from tests.scenarios.sparkless import Bridge, Running
 from tests.scenarios.test_control import RUNNING, STOPPED, TIMEOUT_S, Killed, Operator
@@ -31,11 +34,17 @@ def own(bridge: Bridge, name: str = "x") -> Position:
     return bridge.stored()[bridge.positions.own_key(name)]
 
 
+def handled_count(bridge: Bridge, name: str = "x") -> int:
+    """Return how many requests about a divert were handled, as a plan says it."""
+    return MovedMark.of(bridge.stored().get(f"{MOVED}divert:{name}")).number
+
+
 def move(operator: Operator, to: int, request: str = "r1", *, offset: int | None = None, name: str = "x") -> OffsetsWish:
     """Ask for the position of a stopped divert to move."""
     at = own(operator.bridge, name)
     topic_id = operator.bridge.topics.id(at.topic)
-    wish = OffsetsWish(request, (OffsetMove(at.topic, topic_id, at.partition, at.offset if offset is None else offset, to),), "ann", 1)
+    moves = (OffsetMove(at.topic, topic_id, at.partition, at.offset if offset is None else offset, to),)
+    wish = OffsetsWish(request, moves, "ann", 1, handled_count(operator.bridge, name))
     operator.topics.want(f"divert:{name}", wish)
     return wish
 
@@ -92,7 +101,29 @@ def test_divert_moved_back_repeats_its_records_and_moved_forward_skips_them(brid
         assert list(running.driver.queries) == ["group:g" if group else COMMON]
     assert bridge.carried("x") == ["1", "2", "1", "2", "3", "5"]
     assert bridge.carried("y") == ["1", "2", "3", "4", "5"]
+    assert (bridge.counted("x"), bridge.counted("y")) == (6, 5)
     assert bridge.dead() == []
+
+
+@pytest.mark.on_mock_cluster
+def test_records_that_a_divert_carried_alone_still_count_after_its_position_was_moved(
+    bridge: Bridge, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "JOIN_RECORDS", -1)
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("x"), bridge.divert("y")) as running:
+        running.settle()
+        begin = bridge.end()
+        stopped(operator, running)
+        bridge.send("1", "2")
+        resumed(operator, running)
+        stopped(operator, running)
+        assert own(bridge).carried.pipelines["x"].records == 2
+        move(operator, begin)
+        assert handled(operator, running, "r1") == ""
+        assert bridge.counted("x") == 2
+        resumed(operator, running)
+        assert bridge.counted("x") == len(bridge.carried("x")) == 4
 
 
 @pytest.mark.on_mock_cluster
@@ -154,16 +185,7 @@ def test_request_whose_transaction_is_in_doubt_is_handled_once(
         running.batch()
         stopped(operator, running)
         write = TransactionalWriter.write
-
-        def in_doubt(writer: TransactionalWriter, outputs: Any, before: Any, after: Any, others: Any = None) -> None:
-            moves = any(key.startswith(MOVED) for key in others or ())
-            if committed or not moves:
-                write(writer, outputs, before, after, others)
-            if moves:
-                monkeypatch.setattr(TransactionalWriter, "write", write)
-                raise Unavailable("the answer is lost")
-
-        monkeypatch.setattr(TransactionalWriter, "write", in_doubt)
+        in_doubt(monkeypatch, committed=committed)
         move(operator, begin)
         assert handled(operator, running, "r1") == ""
         assert TransactionalWriter.write is write
@@ -172,8 +194,90 @@ def test_request_whose_transaction_is_in_doubt_is_handled_once(
 
 
 @pytest.mark.on_mock_cluster
+def test_request_that_comes_again_after_a_later_one_is_refused_though_its_offsets_fit(bridge: Bridge, operator: Operator) -> None:
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("x"), bridge.divert("y")) as running:
+        running.settle()
+        begin = bridge.end()
+        bridge.send("1", "2")
+        running.batch()
+        stopped(operator, running)
+        wishes = []
+        for request, offset in (("first", begin), ("second", bridge.end() - 1)):
+            wishes.append(move(operator, offset, request))
+            assert handled(operator, running, request) == ""
+            resumed(operator, running)
+            stopped(operator, running)
+        repeated = bridge.carried("x")
+        for wish in (*wishes, *wishes):
+            operator.topics.want("divert:x", wish)
+            assert "another request to move positions was handled after this plan was made" in handled(operator, running, wish.id)
+        resumed(operator, running)
+        assert bridge.carried("x") == repeated
+
+
+@pytest.mark.on_mock_cluster
+@pytest.mark.parametrize("committed", [True, False])
+def test_refusal_is_told_as_it_was_stored_also_by_the_next_driver(
+    bridge: Bridge, operator: Operator, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    monkeypatch.setattr(control, "RETRY_S", 0.0)
+    bridge.journal.start_epoch()
+    diverts = bridge.divert("x"), bridge.divert("y")
+    with bridge.running(*diverts) as running:
+        running.settle()
+        bridge.send("1")
+        running.batch()
+        stopped(operator, running)
+        end = own(bridge).offset
+        in_doubt(monkeypatch, committed=committed)
+        refuse = OffsetMoves._moved
+
+        def refused_once(*_: Any) -> Any:
+            monkeypatch.setattr(OffsetMoves, "_moved", refuse)
+            raise OffsetsRefused("this once")
+
+        monkeypatch.setattr(OffsetMoves, "_moved", refused_once)
+        move(operator, end - 1)
+        assert handled(operator, running, "r1") == ("this once" if committed else "")
+        assert own(bridge).offset == (end if committed else end - 1)
+    with bridge.running(*diverts) as running:
+        assert handled(operator, running, "r1") == ("this once" if committed else "")
+
+
+def in_doubt(patch: pytest.MonkeyPatch, *, committed: bool) -> None:
+    """Lose the answer of the next transaction that handles a request, which is committed or not."""
+    write = TransactionalWriter.write
+
+    def lost(writer: TransactionalWriter, outputs: Any, before: Any, after: Any, others: Any = None) -> None:
+        moves = any(key.startswith(MOVED) for key in others or ())
+        if committed or not moves:
+            write(writer, outputs, before, after, others)
+        if moves:
+            patch.setattr(TransactionalWriter, "write", write)
+            raise Unavailable("the answer is lost")
+
+    patch.setattr(TransactionalWriter, "write", lost)
+
+
+@pytest.mark.on_mock_cluster
+def test_request_about_a_divert_without_a_position_is_refused(bridge: Bridge, operator: Operator) -> None:
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("x"), bridge.divert("y")) as running:
+        running.settle()
+        stopped(operator, running)
+        moves = (OffsetMove(bridge.pipelines.topics.journal, bridge.topics.id(bridge.pipelines.topics.journal), 5, 0, 0),)
+        operator.topics.want("divert:x", OffsetsWish("r1", moves))
+        assert handled(operator, running, "r1") == f"divert:x has no position in {bridge.pipelines.topics.journal}-5"
+        resumed(operator, running)
+        bridge.send("1")
+        running.batch()
+    assert bridge.carried("x") == ["1"]
+
+
+@pytest.mark.on_mock_cluster
 def test_request_is_refused_if_the_position_has_moved_the_records_are_gone_or_the_topic_is_another(
-    bridge: Bridge, operator: Operator
+    bridge: Bridge, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bridge.journal.start_epoch()
     with bridge.running(bridge.divert("x"), bridge.divert("y")) as running:
@@ -193,6 +297,10 @@ def test_request_is_refused_if_the_position_has_moved_the_records_are_gone_or_th
         operator.topics.want("divert:x", OffsetsWish("other", (OffsetMove(journal, "another", 0, at.offset, at.offset - 1),)))
         assert handled(operator, running, "other") == f"topic {journal!r} was deleted or recreated"
         assert own(bridge).offset == at.offset
+        with monkeypatch.context() as patched:
+            patched.setattr(PartitionLineage, "check_tail", partialmethod(PartitionLineage.check_tail, timeout_s=0.0))
+            move(operator, bridge.end() + 9, "beyond")
+            assert "has lost its tail" in handled(operator, running, "beyond")
         move(operator, at.offset - 1, "last")
         assert handled(operator, running, "last") == ""
         resumed(operator, running)
@@ -341,6 +449,7 @@ def test_ingress_of_a_recreated_topic_continues_after_its_position_was_moved(bri
         operator.topics.want("ingress:in", OffsetsWish("r1", (OffsetMove(topic, bridge.topics.id(topic), 0, 1, 0),)))
         assert handled(operator, running, "r1", "ingress:in") == ""
         assert bridge.stored()[key].topic_id == bridge.topics.id(topic)
+        assert running.driver.queries["ingress:in"].stopped is None, "an error is reported that no longer holds"
         operator.want("ingress:in", RUNNING)
         operator.follow(running)
         running.query("ingress:in").batch(2)

@@ -99,9 +99,13 @@ def _confirmed(plan: dict[str, Any], output: Format, *, yes: bool, discard: bool
     if repeated := sum(each["repeated"] for each in moves):
         note(f"{repeated} records will be carried again: their readers get the same messages twice")
     if not all(each.get("counted", True) for each in moves):
-        note("there are too many records to count all messages; there are more than shown")
+        note(
+            "not all messages were counted: there are too many records, or no driver has reported the divert; there may be more than shown"
+        )
     if plan["discards"] and not discard:
-        note("only this divert has messages that would be skipped, so they would be lost. Add --discard if they may be lost")
+        only = "only this divert has messages that would be skipped, so they would be lost"
+        unsure = "this divert may skip messages that only it has, so they would be lost"
+        note(f"{only if any(each['taken'] for each in moves) else unsure}. Add --discard if they may be lost")
         raise typer.Exit(1)
     if yes:
         return True
@@ -119,7 +123,7 @@ def _report(client: AdminApiClient, place: str, request: str, wait_s: float, out
     while True:
         found = client.look(place)
         asked = found["request"] or {}
-        state = asked.get("state", "pending") if asked.get("id") == request else "replaced by another request"
+        state = asked.get("state", "pending") if asked.get("id") == request else "another request was stored since"
         if state != "pending" or time.monotonic() > until_s:
             break
         time.sleep(LOOK_S)
@@ -131,5 +135,5 @@ def _report(client: AdminApiClient, place: str, request: str, wait_s: float, out
         note("no driver has moved the positions yet; a driver will when it runs. See `offsets` without options")
         raise typer.Exit(1 if wait_s else 0)
     if state != "done":
-        note(asked.get("error") or state)
+        note(asked.get("error") or f"{state}; the log of the pipelines says whether this one was carried out")
         raise typer.Exit(1)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, Self
 
 from bascule.core.errors import InvalidInput, Scope
 from bascule.kafka.bounds import Bounds, Place
 from bascule.writer.control import OffsetMove
-from bascule.writer.position import EARLIEST, LATEST, Position
+from bascule.writer.position import EARLIEST, LATEST, NEVER_MOVED, MovedMark, Position
 
 #: The largest offset of Kafka.
 OFFSET_MAX: Final = 2**63 - 1
+_DIGITS_MAX: Final = len(str(OFFSET_MAX))
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 class NoOffsets(InvalidInput):
@@ -35,27 +37,25 @@ class OffsetTarget:
         """Return the target in a text. Raises InvalidInput."""
         if to in (EARLIEST, LATEST):
             return cls(to)
-        if to.isdecimal() and to.isascii() and int(to[:20]) <= OFFSET_MAX:
-            return cls("offset", int(to[:20]))
+        if to.isdecimal() and to.isascii() and len(digits := to.lstrip("0") or "0") <= _DIGITS_MAX and int(digits) <= OFFSET_MAX:
+            return cls("offset", int(digits))
         try:
             moment = datetime.fromisoformat(to)
-            # Kafka gives negative times a meaning of their own.
-            return cls("time", max(0, int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)))
+            passed = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+            # Timestamps of records are whole milliseconds: the first one that is not before the time. Kafka gives negative times a meaning
+            # of their own.
+            return cls("time", max(0, -(-passed // timedelta(milliseconds=1))))
         except (ValueError, OverflowError):
             text = f"cannot move to {to!r:.60}; use 'earliest', 'latest', an offset, or a timestamp such as '2026-01-31T08:00:00Z'"
             raise InvalidInput(text) from None
 
 
 class PipelineOffsets(NamedTuple):
-    """The positions of a pipeline with the bounds of their partitions, and the last request that a driver handled.
-
-    ``request`` is the id, and ``moved`` the number of positions that it moved; 0 if it was refused.
-    """
+    """The positions of a pipeline with the bounds of their partitions, and the last request that a driver handled (``mark``)."""
 
     positions: tuple[Position, ...]
     bounds: Mapping[Place, Bounds]
-    request: str = ""
-    moved: int = 0
+    mark: MovedMark = NEVER_MOVED
 
 
 class CountedMessages(NamedTuple):
@@ -82,3 +82,10 @@ class PlannedMove(NamedTuple):
     def discards(self) -> bool:
         """Return whether messages are lost, or may be: nobody else has what an exclusive divert took."""
         return self.skipped > 0 and self.counted is not None and (self.counted.taken > 0 or not self.counted.complete)
+
+
+class OffsetPlan(NamedTuple):
+    """Moves that an administrator may confirm. ``after`` is how many requests the drivers had handled when the plan was made."""
+
+    moves: tuple[PlannedMove, ...]
+    after: int

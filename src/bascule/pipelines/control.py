@@ -17,7 +17,7 @@ from bascule.kafka.control import ControlTopics
 from bascule.kafka.history import StableEnds
 from bascule.pipelines.holds import NOTES, Holds
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
-from bascule.pipelines.queries import Query
+from bascule.pipelines.queries import Query, RestartCounts
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.threads.background import in_background
 from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, Steering
@@ -71,9 +71,11 @@ class DriverControl:
         self._look_due_s = self._step_due_s = self._report_due_s = self._whole_report_due_s = 0.0
         self._trouble = self._unreported = ""
         self._states: dict[str, PipelineState] = {}
+        self._restart_counts = RestartCounts()
+        self._restarts: dict[str, int] = {}
         self._moved: dict[str, str] = {}
         self._reported: dict[str, PipelineReport] = {}
-        self._counted: dict[str, tuple[int, float]] = {}
+        self._counted: dict[str, tuple[int, float, str]] = {}
         self._writing: list[Future[int]] = []
         self._metrics = metrics
 
@@ -104,8 +106,10 @@ class DriverControl:
             self._steering.step(self._holds)
             self._step_due_s = now_s + RETRY_S if any(self._steering.due) else 0.0
         states = {name: self._state_of(name) for name in self._specs}
+        tasks = {name: self._query_of(name) for name in states}
+        self._restarts = self._restart_counts.look(tasks, self._queries)
         if self._metrics is not None:
-            self._metrics.show(states, {name: self._query_of(name) for name in states}, self._queries)
+            self._metrics.show(states, tasks, self._queries, self._restarts)
         moved = {name: self._steering.moved(name) for name in self._specs}
         if ((states, moved) != (self._states, self._moved) or now_s >= self._report_due_s) and all(
             future.done() for future in self._writing
@@ -117,6 +121,10 @@ class DriverControl:
         """Return why the broker keeps the journal for a query that is held; "" if it is not held."""
         state = self._steering.held(query) if query.startswith(DIVERT) else None
         return "" if state is None else NOTES[state].format(name=query.removeprefix(DIVERT))
+
+    def moved(self, query: str) -> str:
+        """Return the id of the last request that moved the positions of a query, or was refused; "" if there was none."""
+        return self._steering.moved(query)
 
     def end(self) -> None:
         """Report that the driver has stopped, and free the clients. A driver that was replaced reports nothing."""
@@ -165,7 +173,7 @@ class DriverControl:
             partitions=len(sources),
             lag=sum(max(0, end - offset) for _, _, offset, end in sources if end is not None) if known else None,
             records_per_s=self._rate(name, positions),
-            restarts=0 if query is None else query.restarts,
+            restarts=self._restarts[name],
             error="" if query is None else query.stopped or query.last_error,
             error_at_ms=0 if query is None else int(query.last_error_s * 1000),
             offsets_request=self._moved[name],
@@ -173,10 +181,12 @@ class DriverControl:
         )  # fmt: skip
 
     def _rate(self, name: str, positions: list[Position]) -> float | None:
-        """Return the records of the sources for each second since the last report; None if this is the first."""
+        """Return the records of the sources for each second since the last report; None if this is the first, or the first after a move."""
         count, now_s = sum(at.offset for at in positions), time.monotonic()
-        before, since_s = self._counted.get(name, (count, now_s))
-        self._counted[name] = count, now_s
+        before, since_s, moved = self._counted.get(name, (count, now_s, ""))
+        self._counted[name] = count, now_s, self._moved[name]
+        if moved != self._moved[name]:  # nothing was carried between the two positions
+            return None
         return round(max(0, count - before) / (now_s - since_s), 1) if now_s > since_s else None
 
     def _query_of(self, name: str) -> str:

@@ -77,6 +77,7 @@ class Driver:
         self._separate: set[str] = set()
         self._holds = Holds(self._positions, self.queries, self._separate, self._group_of, self._start_separate)
         self._control = DriverControl(pipelines, self._holds, self.queries, self._positions, self._group_of, self._keys_of, metrics)
+        self.held = self._holds.held
         self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
         self._known = KnownDiverts()
@@ -85,7 +86,7 @@ class Driver:
         self._sources: dict[str, dict[tuple[str, int], str]] = {}
         self._claims: dict[str, tuple[Claim, ...]] = {}
         self._mirrors: dict[str, LagMirror] = {}
-        self._told: dict[str, str] = {}
+        self._told: dict[str, tuple[str, str]] = {}  # the reasons that were published, with the last request to move the position
         self._slots = SlotWatch()
         self._refresh_due_s = 0.0
         self._mirror_due_s = 0.0
@@ -148,8 +149,9 @@ class Driver:
             self._mirror_due_s = now + MIRROR_S
             self._mirror()
             reasons = {name: query.stopped or self._control.note(name) for name, query in self.queries.items()}
-            self._told = {name: why for name, why in self._told.items() if why == reasons.get(name)}
-            self._tell({name: why for name, why in reasons.items() if why and name not in self._told})
+            due = {name: why for name, why in reasons.items() if self._told.get(name) != (why, self._control.moved(name))}
+            self._told = {name: told for name, told in self._told.items() if reasons.get(name) and name not in due}
+            self._tell({name: why for name, why in due.items() if why})
 
     def watched(self) -> AbstractContextManager[None]:
         """Return a context that raises SparkEnded if a call to Spark fails because its JVM has ended."""
@@ -433,7 +435,7 @@ class Driver:
             log.warning("could not publish the reason why a pipeline stopped", error=str(error))
             return
         for name, key in keys.items():
-            self._told[name] = reasons[name]
+            self._told[name] = reasons[name], self._control.moved(name)
             if (at := stored.get(key)) is not None:
                 self._mirror_of(name).show({(at.topic, at.partition): at.offset}, reasons[name])
 
@@ -475,8 +477,9 @@ def run_pipelines(
                     driver.poll()
                     queries = driver.queries
                     stopped = {name: query.stopped for name, query in queries.items() if query.stopped is not None}
-                    # An idle query notices a successor late: stop the whole driver when one query has noticed it.
-                    if queries and (len(stopped) == len(queries) or any(query.superseded for query in queries.values())):
+                    # A held pipeline may wait for a move. An idle query notices a successor late: one that has noticed it ends the driver.
+                    ends = len(stopped.keys() - driver.held) == len(queries)
+                    if queries and (ends or any(query.superseded for query in queries.values())):
                         raise PipelineStopped("; ".join(f"{name}: {reason}" for name, reason in stopped.items()))
         finally:
             service_manager.stopping()

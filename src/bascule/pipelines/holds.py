@@ -60,7 +60,7 @@ class Holds:
 
     def parted(self, plan: DivertPlan) -> DivertPlan:
         """Give each held divert that is a member of a group a position of its own, before any query starts. Raises Unavailable."""
-        shared = {} if plan.vacant or plan.common_lost is not None else {COMMON: plan.common}
+        shared = {} if plan.vacant else {COMMON: plan.common}
         shared |= {group_pipeline(group): position for group, position in plan.groups.items()}
         separate = dict(plan.separate)
         for pipeline, position in shared.items():
@@ -121,7 +121,8 @@ class Holds:
         failed = group.stopped is not None
         group.stop()
         try:
-            shared = self._positions.read(self._positions.key_of(group.name))
+            # The position of the group may be lost: the divert leaves it all the same, to be moved to a record that exists.
+            shared = self._positions.taken(self._positions.key_of(group.name))
             # From here on, the common position must not answer for the messages that the divert took, whether or not the transaction is
             # committed. It carries them as long as the divert is a member.
             self._separate.add(name)
@@ -134,16 +135,18 @@ class Holds:
             group.restart()
         if failed:
             group.retry()  # the divert may have been the reason
-        return self._queries[pipeline].idle
+        return self._queries[pipeline].idle or self._queries[pipeline].stopped is not None
 
     def _moved(self, wish: OffsetsWish, pipeline: str) -> bool:
         self.moves.carry_out(pipeline, wish)
         query = self._queries.get(pipeline)
-        if pipeline.startswith(DIVERT) and query is not None and query.stopped is not None:
-            # The divert could not continue from its old position, so it has no query that could start.
-            name = pipeline.removeprefix(DIVERT)
-            self._separate.add(name)
-            self._start_separate(name)
+        if query is not None and query.stopped is not None:  # it could not continue from its old position
+            if pipeline.startswith(DIVERT):  # perhaps the query could not start from any
+                name = pipeline.removeprefix(DIVERT)
+                self._separate.add(name)
+                self._start_separate(name)
+            else:
+                query.retry()
         return True
 
     def _settled(self, pipeline: str) -> bool:

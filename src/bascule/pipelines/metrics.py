@@ -68,12 +68,14 @@ class PipelineMetrics(Collector):
         self._measured = Measured()
         self._lags = LagTimes()
 
-    def show(self, states: Mapping[str, PipelineState], tasks: Mapping[str, str], queries: Mapping[str, Query]) -> None:
+    def show(
+        self, states: Mapping[str, PipelineState], tasks: Mapping[str, str], queries: Mapping[str, Query], restarts: Mapping[str, int]
+    ) -> None:
         """Show that this driver runs the pipelines, and their states. ``tasks`` has the names of their queries."""
         shown = {}
         for name, state in states.items():
             query = queries.get(tasks[name])
-            shown[name] = ShownPipeline(tasks[name], state, query.restarts if query else 0, query.last_error_s if query else 0.0)
+            shown[name] = ShownPipeline(tasks[name], state, restarts[name], query.last_error_s if query else 0.0)
         self._shown, self._active = shown, True
 
     def measure(
@@ -91,8 +93,10 @@ class PipelineMetrics(Collector):
             counts = summed(counts, {f"{kind}{name}": count for name, count in position.carried.pipelines.items()})
             if task in queries:
                 tasks[task] = tasks[task].plus(position.carried) if task in tasks else position.carried
-        before = self._measured.counts
-        counts = {name: count.at_least(before.get(name, count)) for name, count in counts.items() if name in reports}
+        before, none = self._measured, PipelineCount()
+        counts = {name: counts.get(name, none).at_least(before.counts.get(name, none)) for name in reports}
+        known = {name: before.tasks[name] for name in before.tasks if name in queries}
+        tasks = known | {name: carried.at_least(known.get(name, carried)) for name, carried in tasks.items()}
         held = {key: ((at.topic, at.partition), at.offset) for key, at in stored.items() if key.partition("/")[0] in queries}
         lag_s: dict[str, float] = {}
         for key, seconds in self._lags.look(held, ends, time.monotonic()).items():
@@ -165,7 +169,7 @@ def _measures(measured: Measured, shown: Mapping[str, ShownPipeline]) -> Iterato
     for metric, text, field_name in COUNTERS:
         counter = CounterMetricFamily(metric, text, labels=("pipeline",))
         for name in measured.reports:
-            counter.add_metric((name,), getattr(measured.counts.get(name, PipelineCount()), field_name))
+            counter.add_metric((name,), getattr(measured.counts[name], field_name))
         yield counter
     for metric, text, field_name in HISTOGRAMS:
         histogram = HistogramMetricFamily(metric, text, labels=("task",))

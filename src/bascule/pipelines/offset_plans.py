@@ -10,13 +10,13 @@ from bascule.core.topics import JournalTopics
 from bascule.kafka.admin import Topics
 from bascule.kafka.bounds import Bounds, Place, bounds_of, offsets_at
 from bascule.kafka.history import TopicHistory, content_of, known_offset
-from bascule.kafka.planned_moves import CountedMessages, NoOffsets, OffsetTarget, PipelineOffsets, PlannedMove
+from bascule.kafka.planned_moves import CountedMessages, NoOffsets, OffsetPlan, OffsetTarget, PipelineOffsets, PlannedMove
 from bascule.kafka.positions import PositionReader
 from bascule.pipelines.divert import JournalReader
 from bascule.pipelines.registry import journal_position
 from bascule.pipelines.spec import DivertSpec
 from bascule.writer.control import OffsetMove
-from bascule.writer.position import COMMON, DIVERT, GROUP, MOVED, POSITION_PARTITIONS, Position, position_key
+from bascule.writer.position import COMMON, DIVERT, GROUP, MOVED, POSITION_PARTITIONS, MovedMark, Position, position_key
 
 #: How long a request waits for Kafka to answer a read, in seconds.
 READ_TIMEOUT_S: Final = 10.0
@@ -45,13 +45,12 @@ class OffsetPlans:
         finally:
             reader.close()
         positions = self._positions_of(pipeline, stored)
-        mark = stored.get(f"{MOVED}{pipeline}")
         bounds = bounds_of(self._kafka, {(at.topic, at.partition) for at in positions}, READ_TIMEOUT_S)
-        return PipelineOffsets(positions, bounds, *(("", 0) if mark is None else (mark.owner, mark.offset)))
+        return PipelineOffsets(positions, bounds, MovedMark.of(stored.get(f"{MOVED}{pipeline}")))
 
     def plan(
         self, pipeline: str, target: OffsetTarget, definition: Mapping[str, Any], topic: str | None = None, partition: int | None = None
-    ) -> list[PlannedMove]:
+    ) -> OffsetPlan:
         """Return what a move to ``target`` means, for the positions that move.
 
         ``topic`` and ``partition`` restrict it. ``definition`` are the settings of the pipeline as its driver reports them. A target beyond
@@ -72,13 +71,15 @@ class OffsetPlans:
                 raise NoOffsets(
                     f"Kafka reports no offsets of {at.topic}-{at.partition}: the topic was deleted, or the broker may not see it"
                 )
+            if target.at == "shift" and at.topic_id != ids[at.topic]:
+                raise NoOffsets(f"topic {at.topic!r} was recreated, so its old offsets say nothing: move to an offset or a time instead")
             to = min(max(_wanted(target, at, bounds, times.get(place)), bounds.first), bounds.end)
             if to != at.offset or at.topic_id != ids[at.topic]:
                 move = OffsetMove(at.topic, ids[at.topic], at.partition, at.offset, to)
                 plan.append(self._planned(pipeline, move, bounds, definition, recreated=at.topic_id != ids[at.topic]))
-        return plan
+        return OffsetPlan(tuple(plan), known.mark.number)
 
-    def _at_time(self, target: OffsetTarget, chosen: Collection[Position]) -> dict[Place, int]:
+    def _at_time(self, target: OffsetTarget, chosen: Collection[Position]) -> dict[Place, int | None]:
         if target.at != "time":
             return {}
         return offsets_at(self._kafka, {(at.topic, at.partition) for at in chosen}, target.value, READ_TIMEOUT_S)
@@ -105,6 +106,8 @@ class OffsetPlans:
             from_kafka=bool(definition.get("from_kafka")),
         )  # fmt: skip
         counted = self._counted(divert, move, min(begin, move.to), max(begin, move.to))
+        if not definition:  # nobody knows what the divert selects
+            counted = counted._replace(complete=False)
         return PlannedMove(move, bounds, skipped, repeated, counted)
 
     def _counted(self, divert: DivertSpec, move: OffsetMove, start: int, end: int) -> CountedMessages:

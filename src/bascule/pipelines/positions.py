@@ -31,7 +31,6 @@ from bascule.writer.errors import PositionMoved
 from bascule.writer.position import (
     BEGUN,
     COMMON,
-    DEFAULT_GROUP,
     DIVERT,
     EARLIEST,
     GROUP,
@@ -133,8 +132,8 @@ class Positions:
         group, so the join is complete before this run reads the divert's own position, or it fails. Before that, the earlier driver may
         give a member a position of its own, so this run then reads the keys again.
 
-        Returns None if there is nothing to do: no divert is configured, and earlier ones have left nothing. Raises PositionLost (for the
-        common position, if no divert has another group) and PositionMoved.
+        Returns None if there is nothing to do: no divert is configured, and earlier ones have left nothing. Raises PositionLost if the
+        common position is missing, and PositionMoved.
         """
         topic, partition = self.pipelines.topics.journal, self.pipelines.topics.partition
         history, lineage = self._looks(topic, partition)
@@ -147,17 +146,20 @@ class Positions:
             if groups:
                 stored = StoredKeys.of(self._seen_keys())
             own = self._taken_all(stored.own)
-            common_lost = self._loss_of_common(common, topic_id, diverts, history, lineage)
+            common_lost = self._loss_of_common(common, topic_id, history, lineage)
             if common is not None and not common.vacant and common_lost is None and end.offset < common.offset:
                 raise Unavailable(f"stale end offset {end.offset} of journal {topic!r}: the Kafka node is cut off from the cluster")
             journal = JournalAtStart(topic, partition, topic_id, history, lineage, history.earliest(), *end)
             beginnings = Beginnings(
                 lambda name: name in stored.begun and self.current(stored.begun[name]) is not None, self.pipelines.topics.positions
             )
-            plan = plan_takeover(diverts, KnownPositions(common, own, groups=groups), beginnings, journal, common_lost)
+            known = KnownPositions(common, own, groups=groups)
+            if common_lost is not None and (left := journal.left_common(common, diverts, common_lost)) is not None:
+                known, common_lost = replace(known, common=left), None
+            plan = plan_takeover(diverts, known, beginnings, journal, common_lost)
             if plan is None:
-                if groups:  # nobody continues there, and the broker would keep the journal for them
-                    common_writer.write([], common, common, dict.fromkeys([*stored.groups.values(), *stored.begun.values()]))
+                if groups or known.common is not common:  # nobody continues there, and the broker would keep the journal for them
+                    common_writer.write([], common, known.common, dict.fromkeys([*stored.groups.values(), *stored.begun.values()]))
                 return None
             plan = plan.owned_by(partial(self._claims.name, self.common_key))
             configured = {divert.name for divert in diverts}
@@ -182,13 +184,13 @@ class Positions:
         return {name: found for name, key in keys.items() if (found := self._taken(key, self.common_key)) is not None}
 
     def _loss_of_common(
-        self, common: Position | None, topic_id: str, diverts: tuple[DivertSpec, ...], history: TopicHistory, lineage: PartitionLineage
+        self, common: Position | None, topic_id: str, history: TopicHistory, lineage: PartitionLineage
     ) -> PositionLost | None:
-        """Return why the default group cannot continue, while diverts of other groups can. Raises PositionLost if there are none."""
+        """Return why the default group cannot continue from its position. Raises PositionLost if the position is missing."""
         try:
             self._check(COMMON, self.pipelines.topics.journal, self.pipelines.topics.partition, topic_id, common, history, lineage)
         except PositionLost as lost:
-            if common is None or all(divert.group == DEFAULT_GROUP for divert in diverts):
+            if common is None:
                 raise
             return lost
         return None
@@ -307,14 +309,19 @@ class Positions:
         Also checks the journal, which may have been trimmed or recreated since the run began. Raises PositionLost, PositionTaken,
         Unavailable.
         """
-        found = self._taken(key, self.common_key)
-        if found is None:
-            raise PositionLost(f"position {key!r} is missing; restore topic {self.pipelines.topics.positions!r}")
+        found = self.taken(key)
         topic, partition = self.pipelines.topics.journal, self.pipelines.topics.partition
         topic_id = self.topics.ids([topic]).get(topic)
         if topic_id is None:
             raise Unavailable(f"topic {topic!r} no longer exists")
         self._check(key.partition("/")[0], topic, partition, topic_id, found, *self._looks(topic, partition))
+        return found
+
+    def taken(self, key: str) -> Position:
+        """Return the current position of this run's diverts without a check of the journal. Raises PositionLost if it is missing."""
+        found = self._taken(key, self.common_key)
+        if found is None:
+            raise PositionLost(f"position {key!r} is missing; restore topic {self.pipelines.topics.positions!r}")
         return found
 
     @property
@@ -353,7 +360,8 @@ class Positions:
             loss = loss_of(pipeline, replace(found, owner=self.owner), topic_id, history.earliest(), lineage)
             if loss is not None:
                 log.warning("source restarts from start offset", ingress=pipeline, topic=source[0], partition=source[1], reason=str(loss))
-                found = None
+                # What was carried still counts: the counters of a running driver do not fall.
+                found = replace(self._beginning(source, topic_id, StartPosition(EARLIEST)), carried=found.carried)
         else:
             self._check(pipeline, *source, topic_id, found, history, lineage, f". {LEAVE_OUT}")
         crash.point("driver.source.after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -175,3 +175,22 @@ class Query:
 
     def _drop_checkpoint(self, attempt: int) -> None:
         shutil.rmtree(self._checkpoint(attempt), ignore_errors=True)
+
+
+class RestartCounts:
+    """The failures of the tasks of pipelines since the driver began. A pipeline keeps its count when another task carries it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        #: The queries at the last look, by name: another query may have taken the name.
+        self._seen: dict[str, tuple[Query, int]] = {}
+
+    def look(self, tasks: Mapping[str, str], queries: Mapping[str, Query]) -> dict[str, int]:
+        """Return the counts by pipeline. ``tasks`` has the names of the queries that carry the pipelines now."""
+        for pipeline, task in tasks.items():
+            count = self._counts.setdefault(pipeline, 0)
+            if (query := queries.get(task)) is not None:
+                known, before = self._seen.get(task, (query, 0))
+                self._counts[pipeline] = count + query.restarts - (before if known is query else 0)
+        self._seen = {name: (query, query.restarts) for name, query in queries.items()}
+        return dict(self._counts)

@@ -94,6 +94,23 @@ class JournalAtStart:
             leaving |= {name: replace(at, members=(name,)) for name in gone if name in group_of or name in taken}
         return staying, leaving
 
+    def left_common(self, common: Position | None, diverts: Sequence[DivertSpec], loss: PositionLost) -> Position | None:
+        """Return a lost common position without an owner if no divert that is configured continues from it; None if one does.
+
+        The default group then begins like one that never ran.
+        """
+        if common is None or {divert.name for divert in diverts}.intersection(common.members):
+            return None
+        for name in common.members:
+            log.error("unread records of a removed divert deleted", divert=name, reason=str(loss))
+        same = common.topic_id == self.topic_id
+        return replace(common, offset=min(common.offset, self.end) if same else common.offset, members=(), owner="")
+
+    def losses_of(self, own: Mapping[str, Position]) -> dict[str, PositionLost]:
+        """Return why diverts cannot continue from their own positions, for those that cannot."""
+        found = {name: loss_of(f"{DIVERT}{name}", at, self.topic_id, self.first, self.lineage) for name, at in own.items()}
+        return {name: loss for name, loss in found.items() if loss is not None}
+
     def what_is_left(
         self, own: Mapping[str, Position], diverts: Sequence[DivertSpec]
     ) -> tuple[dict[str, Position], dict[str, PositionLost]]:
@@ -101,8 +118,7 @@ class JournalAtStart:
 
         A removed divert whose position is lost gets the first offset of the journal, because nobody knows what it took in the rest.
         """
-        found = {name: loss_of(f"{DIVERT}{name}", at, self.topic_id, self.first, self.lineage) for name, at in own.items()}
-        losses = {name: loss for name, loss in found.items() if loss is not None}
+        losses = self.losses_of(own)
         removed = losses.keys() - {divert.name for divert in diverts}
         for name in removed:
             log.error("unread records of a removed divert deleted", divert=name, reason=str(losses[name]))
@@ -116,7 +132,8 @@ def plan_takeover(
 ) -> DivertPlan | None:  # fmt: skip
     """Return the plan for the diverts, or None if there is nothing to do. ``stored`` has the positions as they are stored.
 
-    If the common position is lost (``common_lost``), the positions of the default group stay as they are, and the other groups continue.
+    If the common position is lost (``common_lost``), its members stop. Diverts of the default group that have positions of their own, for
+    example because an administrator has moved them, continue alone, and so do the other groups.
     """
     groups, leaving = journal.after_moves(stored.groups, diverts)
     own = {**leaving, **stored.own}
@@ -136,7 +153,12 @@ def plan_takeover(
     if common_lost is not None and stored.common is not None:
         members = tuple(name for name in stored.common.members if name not in own)
         common = replace(stored.common, members=members)
-        plan = replace(plan, common=common, untouched=untouched, common_lost=common_lost, vacant=False)
+        alone = {divert.name: untouched[divert.name] for divert in diverts if divert.enabled and divert.name in untouched}
+        losses = journal.losses_of(alone)
+        lost |= losses
+        alone = {name: at for name, at in alone.items() if name not in losses}
+        untouched = {name: at for name, at in untouched.items() if name not in alone}
+        plan = replace(plan, common=common, untouched=untouched, common_lost=common_lost, vacant=False, separate=plan.separate | alone)
     return replace(plan, lost=lost)
 
 

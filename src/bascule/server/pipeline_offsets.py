@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from bascule.core.errors import InvalidInput, Scope
 from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
-from bascule.kafka.planned_moves import OFFSET_MAX, OffsetTarget, PipelineOffsets, PlannedMove
+from bascule.kafka.planned_moves import OFFSET_MAX, OffsetPlan, OffsetTarget, PipelineOffsets, PlannedMove
 from bascule.server.admin_access import Principal
 from bascule.server.admin_arguments import arguments_of
 from bascule.writer.control import OffsetsWish, PipelineState, WantedState
@@ -67,14 +67,15 @@ class OffsetPlanning(Protocol):
 
     def plan(
         self, pipeline: str, target: OffsetTarget, definition: Mapping[str, Any], topic: str | None = None, partition: int | None = None
-    ) -> list[PlannedMove]:
+    ) -> OffsetPlan:
         """Return what a move means. Raises NoOffsets, Unavailable."""
 
 
 class _Plan(NamedTuple):
     pipeline: str
-    moves: tuple[PlannedMove, ...]
+    offsets: OffsetPlan
     made_ms: int
+    stored: bool = False
 
 
 class OffsetPages:
@@ -118,15 +119,18 @@ class OffsetPages:
         self._pages.check_enabled(known, pipeline)
         self._check_stopped(known, pipeline)
         definition = known.reports.pipelines[pipeline].definition if pipeline in known.reports.pipelines else {}
-        moves = await self._pages.beside(lambda: self._planning().plan(pipeline, target, definition, topic, partition))
-        token = self._kept(_Plan(pipeline, tuple(moves), self._pages.now_ms())) if moves else None
+        plan = await self._pages.beside(lambda: self._planning().plan(pipeline, target, definition, topic, partition))
+        token = self._kept(_Plan(pipeline, plan, self._pages.now_ms())) if plan.moves else None
         return JSONResponse({
-            "name": request.path_params["name"], "kind": kind, "moves": list(map(_shown, moves)),
-            "discards": any(each.discards for each in moves), "token": token,
+            "name": request.path_params["name"], "kind": kind, "moves": list(map(_shown, plan.moves)),
+            "discards": any(each.discards for each in plan.moves), "token": token,
         })  # fmt: skip
 
     async def _confirm(self, kind: str, request: Request, arguments: dict[str, Any]) -> Response:
-        """Store a plan for the driver, audited. A repeated request stores the same plan, which the driver handles once."""
+        """Store a plan for the driver, audited.
+
+        A repeated request stores the plan only if Kafka has not confirmed it before: the plan could overwrite a later one.
+        """
         principal: Principal = request.state.principal
         name, action = request.path_params["name"], f"{kind} offsets"
         _check_names(arguments, ("token", "discard"))
@@ -137,16 +141,23 @@ class OffsetPages:
             known = await self._pages.known()
             pipeline = self._pages.named(known, kind, request)
             self._pages.check_enabled(known, pipeline)
-            self._check_stopped(known, pipeline)
             token = str(arguments["token"])
-            moves = self._plan_of(token, pipeline)
+            if not ((made := self._plans.get(token)) is not None and made.stored):  # nothing is stored again
+                self._check_stopped(known, pipeline)
+            plan = self._plan_of(token, pipeline)
+            moves = plan.offsets.moves
             if arguments.get("discard") is not True and any(each.discards for each in moves):
+                exclusive = any(each.counted is not None and each.counted.taken for each in moves)
+                why = "is or was exclusive" if exclusive else "may be or have been exclusive, and not all messages were counted"
                 raise WouldDiscard(
-                    f"{kind} {name!r} is or was exclusive: messages that only it has would be lost. If they may be lost, repeat the request"
-                    ' with "discard": true (command line: --discard)'
+                    f"{kind} {name!r} {why}: messages that only it has would be lost. If they may be lost, repeat the request with"
+                    ' "discard": true (command line: --discard)'
                 )
-            wish = OffsetsWish(token, tuple(each.move for each in moves), principal.name, self._pages.now_ms())
-            await self._pages.beside(partial(self._pages.topics.want, pipeline, wish))
+            if not plan.stored:
+                wish = OffsetsWish(token, tuple(each.move for each in moves), principal.name, self._pages.now_ms(), plan.offsets.after)
+                await self._pages.beside(partial(self._pages.topics.want, pipeline, wish))
+                if token in self._plans:  # not replaced meanwhile
+                    self._plans[token] = plan._replace(stored=True)
         except Exception as error:
             record(allowed=not isinstance(error, Unauthorized), result=f"{type(error).__name__}: {error}")
             raise
@@ -171,14 +182,14 @@ class OffsetPages:
             self._plans.popitem(last=False)
         return token
 
-    def _plan_of(self, token: str, pipeline: str) -> tuple[PlannedMove, ...]:
+    def _plan_of(self, token: str, pipeline: str) -> _Plan:
         plan = self._plans.get(token)
         if plan is None or plan.pipeline != pipeline or self._pages.now_ms() - plan.made_ms > PLAN_MS:
             raise UnknownPlan(
                 f"this broker has no plan {token!r:.60} for {pipeline}: a plan can be confirmed for {PLAN_MS // 60_000} minutes,"
                 " at the broker that made it. Ask for a plan again"
             )
-        return plan.moves
+        return plan
 
 
 def _shown(planned: PlannedMove) -> dict[str, Any]:
@@ -195,11 +206,11 @@ def _request_of(known: KnownPipelines, pipeline: str, found: PipelineOffsets) ->
     wish = known.wishes.offsets.get(pipeline)
     if wish is None:
         return None
-    state = "pending" if found.request != wish.id else "done" if found.moved else "refused"
+    mark = found.mark
+    state = "pending" if mark.request != wish.id else "done" if mark.moved else "refused"
     report = known.reports.pipelines.get(pipeline)
-    error = report.offsets_error if report is not None and report.offsets_request == wish.id else ""
-    if state == "refused" and not error:
-        error = "see the log of the pipelines"
+    said = report.offsets_error if report is not None and report.offsets_request == wish.id else ""
+    error = (mark.reason or said or "see the log of the pipelines") if state == "refused" else ""
     return {"id": wish.id, "by": wish.by, "at_ms": wish.at_ms, "state": state, "error": error}
 
 

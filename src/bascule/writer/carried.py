@@ -58,6 +58,12 @@ class CarriedCounts:
             summed(self.pipelines, other.pipelines), *(getattr(self, name).plus(getattr(other, name)) for name in _HISTOGRAMS)
         )
 
+    def at_least(self, other: CarriedCounts) -> CarriedCounts:
+        """Return the larger ones of the counts and of the numbers of durations, for counters that must not fall."""
+        pipelines = {name: count.at_least(other.pipelines.get(name, count)) for name, count in self.pipelines.items()}
+        larger = (max(getattr(self, name), getattr(other, name), key=lambda each: sum(each.counts)) for name in _HISTOGRAMS)
+        return CarriedCounts({**other.pipelines, **pipelines}, *larger)
+
     def with_pipelines_of(self, other: CarriedCounts) -> CarriedCounts:
         """Return these counts, and those of the pipelines of a position that ends here. Its durations end with its task."""
         return replace(self, pipelines=summed(self.pipelines, other.pipelines))

@@ -92,12 +92,17 @@ class OffsetMove(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OffsetsWish:
-    """A request to move positions of a pipeline once. Each request has another id."""
+    """A request to move positions of a pipeline once. Each request has another id.
+
+    ``after`` is how many requests the drivers had handled when the administrator saw the offsets; None if a broker of an earlier version
+    has stored the request. A driver refuses a request if another one was handled since.
+    """
 
     id: str
     moves: tuple[OffsetMove, ...]
     by: str = ""
     at_ms: int = 0
+    after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("at_ms", "partitions", "restarts", "error_at_ms"), (int,)),
     "running": (bool,),
     "definition": (dict,),
-    "lag": (int, type(None)),
+    **dict.fromkeys(("lag", "after"), (int, type(None))),
     "records_per_s": (int, float, type(None)),
 }
 #: Fields that are enumerations.

@@ -10,7 +10,7 @@ import json
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bascule.core.errors import BasculeError, Scope
 from bascule.writer.carried import NOTHING_CARRIED, CarriedCounts
@@ -118,9 +118,29 @@ def position_key(pipeline: str, topic: str, partition: int) -> str:
     return f"{pipeline}/{topic}/{partition}"
 
 
-def moved_mark(request: str, partitions: int) -> Position:
-    """Return the value of a key with MOVED: the ``owner`` is the request, and the ``offset`` how many positions it moved (0: refused)."""
-    return Position("", "", 0, partitions, owner=request)
+class MovedMark(NamedTuple):
+    """What a key with MOVED says: the last request to move positions of a pipeline that a driver has handled.
+
+    ``moved`` is how many positions moved; 0 if the request was refused, with the ``reason``. ``number`` is how many requests were handled,
+    this one included. It is stored in the fields of a position, so that earlier versions can read it.
+    """
+
+    request: str = ""
+    moved: int = 0
+    number: int = 0
+    reason: str = ""
+
+    @classmethod
+    def of(cls, stored: Position | None) -> MovedMark:
+        """Return the mark in the position of its key. Earlier versions have stored no number and no reason."""
+        return NEVER_MOVED if stored is None else cls(stored.owner, stored.offset, max(1, stored.sequence), stored.topic)
+
+    def position(self) -> Position:
+        """Return the position to store."""
+        return Position(self.reason, "", 0, self.moved, sequence=self.number, owner=self.request)
+
+
+NEVER_MOVED: Final = MovedMark()
 
 
 def group_pipeline(group: str) -> str:

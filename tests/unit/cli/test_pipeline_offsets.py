@@ -80,7 +80,7 @@ def test_positions_move_only_after_the_confirmation_of_a_plan(
         ({"state": "refused", "error": "the position has moved"}, 1.0, 1, "the position has moved"),
         ({"state": "pending"}, 0.001, 1, "no driver has moved the positions yet"),
         ({"state": "pending"}, 0.0, 0, "no driver has moved the positions yet"),
-        ({"id": "another"}, 1.0, 1, "replaced by another request"),
+        ({"id": "another"}, 1.0, 1, "another request was stored since"),
     ],
 )
 def test_command_waits_for_the_driver_and_says_what_became_of_the_request(

@@ -47,7 +47,7 @@ class Driver:
         self.registry.register(self.metrics)
 
     def run(self, stored: dict[str, Position] = STORED) -> None:
-        self.metrics.show(STATES, TASKS, QUERIES)
+        self.metrics.show(STATES, TASKS, QUERIES, {name: QUERIES[task].restarts for name, task in TASKS.items()})
         self.metrics.measure(REPORTS, stored, {("journal", 0): 9}, QUERIES)
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -100,6 +100,28 @@ def test_counter_does_not_fall_if_a_replica_that_lags_answers() -> None:
     driver.run()
     driver.run({"diverts/journal/0": JOURNAL})
     assert driver.value("pipeline_records_total", pipeline="divert:orders") == 7
+
+
+def test_no_counter_falls_if_a_position_is_read_no_more_or_has_begun_again() -> None:
+    driver = Driver()
+    driver.run()
+    before = counters(driver)
+    assert before["bascule_pipeline_latency_seconds_count", "diverts"] == 2
+    for stored in ({}, dict.fromkeys(STORED, replace(JOURNAL, carried=CarriedCounts()))):
+        driver.run(stored)
+        after = counters(driver)
+        assert {at: after[at] for at in before if at in after} == {at: before[at] for at in before if at in after}
+    assert before == after
+
+
+def counters(driver: Driver) -> dict[tuple[str, str], float]:
+    """Return the values of all counters, and of the counts of histograms, by name and by pipeline or task."""
+    samples = [sample for family in driver.metrics.collect() for sample in family.samples]
+    return {
+        (each.name, each.labels.get("pipeline") or each.labels.get("task", "")): each.value
+        for each in samples
+        if each.name.endswith(("_total", "_count"))
+    }
 
 
 def test_metrics_are_served_until_the_driver_ends() -> None:

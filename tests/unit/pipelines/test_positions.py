@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from bascule.kafka.history import LagMirror
 from bascule.pipelines import positions as module
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import EARLIEST, LATEST, PipelinesSpec, StartPosition
+from bascule.writer.carried import CarriedCounts, PipelineCount
 from bascule.writer.claims import Claim
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import INGRESS, Position, PositionLost, PositionTaken, position_key
@@ -147,6 +149,21 @@ def test_topic_recreated_while_not_configured_starts_from_beginning(topic: Topic
     third.take_sources(PIPELINE, {}, StartPosition(LATEST), lambda name: name != topic.name)
     assert offsets(topic.take("fourth")) == [0, 0]
     assert {at.topic_id for at in topic.take("fifth")} == {"recreated"}
+
+
+def test_counts_of_a_source_that_starts_from_the_beginning_are_kept(topic: Topic) -> None:
+    topic.take("first")
+    key = position_key(PIPELINE, topic.name, 0)
+    carried = CarriedCounts({"in": PipelineCount(RECORDS, 30, 0)})
+    with closing(topic.driver("").writer(key)) as writer:
+        found = writer.current()
+        assert found is not None
+        writer.write([], found, replace(found, carried=carried))
+    topic.driver("second").take_sources(PIPELINE, {}, StartPosition(LATEST), lambda name: name != topic.name)
+    topic.kafka.ids[topic.name] = "recreated"
+    taken = topic.take("third")
+    assert (offsets(taken), taken[0].carried) == ([0, 0], carried)
+    assert topic.stored()[key].carried == carried
 
 
 def test_trimmed_source_raises_position_lost_without_consumer_group_hint(topic: Topic) -> None:

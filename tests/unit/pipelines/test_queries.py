@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 
 from bascule.core.errors import BadRecord, BasculeError, Unavailable
 from bascule.pipelines.jobs import Startable
-from bascule.pipelines.queries import STEADY_S, Query
+from bascule.pipelines.queries import STEADY_S, Query, RestartCounts
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import PositionLost, PositionTaken
 from tests.support.spark_texts import FOREACH_BATCH, QUERY, WORKER, said_by_spark
@@ -139,3 +139,20 @@ def test_failed_preparation_is_repeated_by_next_check(tmp_path: Path) -> None:
     assert query.restarts == 1
     query.check()
     assert answers == []
+
+
+def test_pipeline_keeps_its_restarts_when_another_query_carries_it(tmp_path: Path) -> None:
+    def query(name: str, restarts: int = 0) -> Query:
+        return Query(name, lambda: None, tmp_path, restarts=restarts)
+
+    counts, group = RestartCounts(), query("group", restarts=5)
+    shared, alone = {"x": "group", "y": "group"}, {"x": "x", "y": "group"}
+    assert counts.look(shared, {"group": group}) == {"x": 5, "y": 5}
+    own = query("x", restarts=1)  # it failed at once
+    assert counts.look(alone, {"group": group, "x": own}) == {"x": 6, "y": 5}
+    own.restarts, group.restarts = 2, 6
+    assert counts.look(alone, {"group": group, "x": own}) == {"x": 7, "y": 6}
+    assert counts.look(alone, {"group": group, "x": query("x")}) == {"x": 7, "y": 6}
+    group.restarts = 7
+    assert counts.look(shared, {"group": group}) == {"x": 8, "y": 7}
+    assert counts.look(shared, {}) == {"x": 8, "y": 7}

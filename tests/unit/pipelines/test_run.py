@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -25,7 +26,7 @@ SIGNALLED = """
 import contextlib, os, signal, threading
 from bascule.pipelines import driver
 class Fake:
-    queries = {}
+    queries, held = {}, set()
     def __init__(self, _):
         self.polled = threading.Event()
     watched = contextlib.nullcontext
@@ -43,12 +44,15 @@ for _ in range(100):
 """
 
 
-def stopped_by(polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeError | None) -> str | None:
+def stopped_by(
+    polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeError | None, held_by_admin: Collection[str] = ()
+) -> str | None:
     """Return the error with which a driver stops if its queries stopped for ``reasons``, or None if it still runs after ``polls`` polls."""
 
     class Fake:
         def __init__(self, _pipelines: PipelinesSpec) -> None:
             self.left = polls
+            self.held = set(held_by_admin)
             self.queries = {str(n): Query(str(n), lambda: None, Path(), failure=reason) for n, reason in enumerate(reasons)}
 
         def start(self, _turn: object) -> bool:
@@ -91,6 +95,11 @@ def test_driver_ends_when_all_queries_stopped_or_another_driver_took_over(
     reasons: tuple[BasculeError | None, ...], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert stopped_by(3, monkeypatch, *reasons) == message
+
+
+def test_driver_waits_for_an_administrator_while_all_queries_that_stopped_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stopped_by(3, monkeypatch, BAD, BAD, held_by_admin=["1"]) is None
+    assert "holds it" in (stopped_by(3, monkeypatch, TAKEN, held_by_admin=["0"]) or "")
 
 
 def test_driver_ends_cleanly_whenever_the_signal_arrives() -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from bascule.config.settings import Settings
 from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
+from bascule.kafka.bounds import Place
 from bascule.kafka.compacted import Appender
 from bascule.kafka.control import ControlTopics
+from bascule.kafka.planned_moves import OffsetTarget
 from bascule.pipelines import offset_plans
 from bascule.pipelines.offset_plans import OffsetPlans
 from bascule.server import pipeline_offsets
@@ -24,13 +28,15 @@ from bascule.server.audit import AuditTrail, FileSink
 from bascule.server.pipeline_offsets import PLAN_MS
 from bascule.server.pipelines import PipelinePages
 from bascule.writer.control import DRIVER_KEY, DriverReport, OffsetMove, PipelineReport, PipelineState, WantedState, Wish
-from bascule.writer.position import COMMON, MOVED, Position, moved_mark, position_key, position_partition
+from bascule.writer.position import COMMON, MOVED, MovedMark, Position, position_key, position_partition
 from tests.support.journal import SyntheticJournal, text_message
 from tests.support.mock_cluster import MockCluster, product_on
 from tests.unit.server.test_admin import Broker, served
 from tests.unit.server.test_admin_access import send
 
 NOW_MS = 1_000_000
+#: Kafka's number of the request for offsets.
+LIST_OFFSETS = 2
 NAMES = JournalTopics()
 JOURNAL = NAMES.journal
 ACCESS = AdminAccess(restricted=True, tokens={role.word: (role.word, role) for role in AdminRole})
@@ -45,6 +51,7 @@ class World:
     """A Kafka with a journal, positions and reports, and an admin server on it."""
 
     def __init__(self, cluster: MockCluster) -> None:
+        self.cluster = cluster
         self.kafka = cluster.kafka
         wanted = {NAMES.control: own_topics.CONTROL, NAMES.reports: own_topics.CONTROL, NAMES.positions: own_topics.POSITIONS}
         own_topics.ensure(cluster.kafka, wanted)
@@ -151,12 +158,14 @@ def test_plan_counts_what_is_skipped_and_repeated_and_is_stored_once_it_is_confi
             return {name: found[name] for name in ("state", "error")}
 
         assert shown_request() == {"state": "pending", "error": ""}
-        world.put(f"{MOVED}divert:orders", moved_mark(wish.id, 1))
+        world.put(f"{MOVED}divert:orders", MovedMark(wish.id, 1, 1).position())
         assert shown_request() == {"state": "done", "error": ""}
-        world.put(f"{MOVED}divert:orders", moved_mark(wish.id, 0))
+        world.put(f"{MOVED}divert:orders", replace(MovedMark(wish.id).position(), sequence=-1))  # of an earlier version
         assert shown_request() == {"state": "refused", "error": "see the log of the pipelines"}
         world.report(PipelineState.STOPPED, offsets_request=wish.id, offsets_error="it has moved")
         assert shown_request() == {"state": "refused", "error": "it has moved"}
+        world.put(f"{MOVED}divert:orders", MovedMark(wish.id, 0, 2, "the reason that is stored").position())
+        assert shown_request() == {"state": "refused", "error": "the reason that is stored"}
 
     world.asked(ask, audit)
     audit.close()
@@ -164,6 +173,30 @@ def test_plan_counts_what_is_skipped_and_repeated_and_is_stored_once_it_is_confi
     assert [(line["action"], line["on"], line["result"], line["repeated"]) for line in lines] == [
         ("divert offsets", "orders", "ok", first + 3)
     ] * 2  # fmt: skip
+
+
+def test_plan_that_was_stored_is_not_stored_again_and_names_the_request_that_was_handled_before(world: World) -> None:
+    first = with_messages(world)
+    world.stand(first + 3)
+    world.stop()
+
+    def confirmed(request: Request, **arguments: Any) -> str:
+        token: str = request("PATCH", "/diverts/orders/offsets", **arguments)[1]["token"]
+        assert request("PATCH", "/diverts/orders/offsets", token=token, discard=True)[0] == 202
+        return token
+
+    def ask(request: Request) -> None:
+        earlier = confirmed(request, to="earliest")
+        assert world.control.wishes(10).offsets["divert:orders"].after == 0
+        world.put(f"{MOVED}divert:orders", MovedMark(earlier, 1, 1).position())
+        later = confirmed(request, shift_by=-1)
+        assert world.control.wishes(10).offsets["divert:orders"].after == 1
+        assert request("PATCH", "/diverts/orders/offsets", token=earlier)[0] == 202
+        assert world.control.wishes(10).offsets["divert:orders"].id == later, "a repeated request has replaced a later one"
+        world.control.want("divert:orders", Wish(WantedState.RUNNING))
+        assert request("PATCH", "/diverts/orders/offsets", token=later)[0] == 202, "the answer of a repeated request is another"
+
+    world.asked(ask)
 
 
 def test_messages_that_only_an_exclusive_divert_has_are_not_skipped_without_the_word_for_it(
@@ -287,3 +320,74 @@ def test_positions_of_an_ingress_move_by_topic_and_partition_within_the_records_
         assert (code, refused["error"]) == (409, "ingress:stock has no position in topic 'left' as given")
 
     world.asked(ask)
+
+
+def with_source(world: World) -> str:
+    """Write a topic of two partitions with four records each, and stop an ingress at offset 2 of each."""
+    world.topics.create("s", 2, {})
+    appender = Appender(world.kafka)
+    for partition in range(2):
+        for number in range(4):
+            appender.append(Outgoing("s", None, str(number).encode(), partition=partition)).result()
+        at = Position("s", world.topics.id("s"), partition, 2, owner="d")
+        world.put(position_key("ingress:stock", "s", partition), at)
+    appender.close()
+    world.stop("ingress:stock")
+    return "/ingresses/stock/offsets"
+
+
+def test_time_for_which_kafka_does_not_answer_is_an_error_and_never_means_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = with_source(world)
+    asked = offset_plans.offsets_at
+
+    def failing(kafka: Mapping[str, Any], places: Collection[Place], timestamp_ms: int, _: float) -> dict[Place, int | None]:
+        world.cluster.fail(LIST_OFFSETS, *[KafkaError.KAFKA_STORAGE_ERROR] * 20)
+        return asked(kafka, places, timestamp_ms, 0.2)
+
+    def ask(request: Request) -> None:
+        monkeypatch.setattr(offset_plans, "offsets_at", failing)
+        code, answer = request("PATCH", path, to="2026-01-31")
+        assert (code, "offsets of partitions cannot be read" in answer["error"]) == (503, True), answer
+
+    world.asked(ask)
+
+
+def test_position_in_a_recreated_topic_does_not_move_by_a_number_of_records(world: World) -> None:
+    path = with_source(world)
+    world.put(position_key("ingress:stock", "s", 1), Position("s", "earlier", 1, 900, owner="d"))
+
+    def ask(request: Request) -> None:
+        code, answer = request("PATCH", path, shift_by=-10)
+        assert code == 409
+        assert answer["error"] == "topic 's' was recreated, so its old offsets say nothing: move to an offset or a time instead"
+        assert request("PATCH", path, shift_by=-1, topic="s", partition=0)[1]["moves"][0]["to"] == 1
+
+    world.asked(ask)
+
+
+def test_messages_of_a_divert_that_no_driver_has_reported_may_be_lost_by_a_skip(world: World) -> None:
+    first = with_messages(world)
+    world.stand(first)
+    world.control.want("divert:orders", Wish(WantedState.STOPPED))
+
+    def ask(request: Request) -> None:
+        plan = request("PATCH", "/diverts/orders/offsets", shift_by=1)[1]
+        assert (plan["moves"][0]["counted"], plan["discards"]) == (False, True), "nobody knows what the divert selects"
+        refused = request("PATCH", "/diverts/orders/offsets", token=plan["token"])[1]["error"]
+        assert "may be or have been exclusive, and not all messages were counted" in refused
+
+    world.asked(ask)
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("0" * 20 + "12", OffsetTarget("offset", 12)),
+        (str(2**63 - 1), OffsetTarget("offset", 2**63 - 1)),
+        ("1970-01-01T00:00:01.0025", OffsetTarget("time", 1_003)),
+        ("2026-01-31T08:00:00.003+00:00", OffsetTarget("time", 1_769_846_400_003)),
+        ("1960-01-01", OffsetTarget("time", 0)),
+    ],
+)
+def test_text_names_exactly_the_offset_or_the_first_millisecond_that_is_not_earlier(text: str, target: OffsetTarget) -> None:
+    assert OffsetTarget.parsed(text) == target

@@ -14,7 +14,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
 from bascule.kafka.control import ControlTopics
-from bascule.kafka.planned_moves import PipelineOffsets, PlannedMove
+from bascule.kafka.planned_moves import OffsetPlan, PipelineOffsets
 from bascule.server.admin_access import AdminAccess, AdminRole
 from bascule.server.audit import AuditTrail, FileSink
 from bascule.server.pipelines import SILENT_MS, PipelinePages
@@ -40,8 +40,8 @@ class NoPlanning:
     def offsets(self, pipeline: str) -> PipelineOffsets:
         return PipelineOffsets((), {})
 
-    def plan(self, *arguments: object) -> list[PlannedMove]:
-        return []
+    def plan(self, *arguments: object) -> OffsetPlan:
+        return OffsetPlan((), 0)
 
 
 PLANNING = NoPlanning()
