@@ -124,8 +124,16 @@ class Backup:
 
     def _copy_partition(self, name: str, partition: int, take: _Take) -> PartitionCopy:
         history = TopicHistory(self._kafka, name, partition)
-        first, end = history.earliest(), _ended(history, name)
-        return self._written(name, partition, first, end, history.records(first, end, committed=True), take)
+        attempts_left = ATTEMPTS_MAX
+        while True:
+            attempts_left -= 1
+            first, end = history.earliest(), _ended(history, name)
+            try:
+                return self._written(name, partition, first, end, history.records(first, end, committed=True), take)
+            except Unavailable:
+                # Records are deleted meanwhile: by age, or by the broker if it has journaled more of ``bascule.ingress``.
+                if not attempts_left or history.earliest() <= first:
+                    raise
 
     def _written(self, name: str, partition: int, first: int, end: int, records: Iterable[Any], take: _Take) -> PartitionCopy:
         with RecordFileWriter(self._directory, record_file(name, partition)) as file:

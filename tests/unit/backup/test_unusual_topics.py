@@ -78,6 +78,23 @@ async def test_journal_that_is_trimmed_before_it_is_read_is_copied_again(
     assert copy.parts[0].first == trimmed
 
 
+def test_topic_that_is_trimmed_before_it_is_read_is_copied_again(
+    kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_installation(kafka)
+    ingress, found = kafka.partition(TOPICS.ingress), taking.TopicHistory.records
+
+    def records(history: Any, start: int, end: int, **options: bool) -> Any:
+        if history._at.topic == TOPICS.ingress:
+            ingress.delete(1)  # the broker has journaled the first message
+        return found(history, start, end, **options)
+
+    monkeypatch.setattr(taking.TopicHistory, "records", records)
+    copy = back_up(tmp_path / "backup").copy_of(TOPICS.ingress)
+    assert copy is not None
+    assert (copy.parts[0].first, copy.parts[0].records) == (1, 1)
+
+
 def test_journal_that_cannot_be_read_ends_the_backup(kafka: KafkaInMemory, tmp_path: Path) -> None:
     small_installation(kafka)
 
