@@ -18,7 +18,7 @@ from bascule.kafka.log import introduce, patient
 
 #: A record that Kafka does not store within this time fails the restore.
 DELIVERY_TIMEOUT_MS: Final = 120_000
-#: Empty records that are passed to the client at once, and that the client may hold.
+#: Empty records between two looks at the client, and that the client may hold. Each look takes as long as some records.
 FILL_COUNT: Final = 50_000
 FILL_HELD_MAX: Final = 500_000
 _POLL_S: Final = 0.1
@@ -78,19 +78,18 @@ def fill(
     settings = {"compression.type": "zstd", "linger.ms": 50, "batch.num.messages": 1_000_000}
     filler = OrderedAppends(kafka, **settings, **{"queue.buffering.max.messages": FILL_HELD_MAX + FILL_COUNT})
     filler.introduce(topic)
-    left, empty = count, {"value": None, "timestamp": timestamp_ms}
+    produce, left = filler.producer.produce, count
     while left:
+        taken = min(left, FILL_COUNT)
         try:
-            taken = filler.producer.produce_batch(topic, [empty] * min(left, FILL_COUNT), partition=partition)
+            for _ in range(taken):
+                produce(topic, None, None, partition, timestamp=timestamp_ms)
         except KafkaException as error:
             raise _failed(topic, words(error)) from error
         left -= taken
         progress(count - left)
         while len(filler.producer) > FILL_HELD_MAX:
             filler.producer.poll(_POLL_S)
-        if not taken and not filler.producer.poll(_POLL_S) and not len(filler.producer):
-            # The queue is empty, and the client still takes nothing: the topic was deleted, or the client has failed for good.
-            raise _failed(topic, "the Kafka client takes no more records")
     filler.flush(topic)
 
 

@@ -21,7 +21,6 @@ from bascule.kafka.restore_mark import SETTING, WRITING, is_marked
 from bascule.kafka.rewriting import fill
 from bascule.writer.position import POSITION_PARTITIONS, Position, PositionLost, position_key, position_partition
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
-from tests.support.kafka_in_memory.producer import MemoryProducer
 from tests.unit.backup.installation import AUDIT, BRIDGE, TOPICS, back_up, restored, small_installation
 from tests.unit.server.broker_process import kafka
 
@@ -137,10 +136,10 @@ def test_client_that_cannot_connect_is_reported(new: KafkaInMemory) -> None:
         fill(SETTINGS, "t", 0, 1, lambda _: None)
 
 
-def test_client_that_takes_no_more_empty_records_is_reported(new: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_refuses_empty_records_is_reported(new: KafkaInMemory) -> None:
     new.create("t")
-    monkeypatch.setattr(MemoryProducer, "produce_batch", lambda *_, **__: 0)
-    with pytest.raises(Unavailable, match="takes no more records"):
+    new.fail("produce", KafkaError._FATAL)
+    with pytest.raises(Unavailable, match=r"'t' could not be restored"):
         fill(SETTINGS, "t", 0, 1, lambda _: None)
 
 
