@@ -255,17 +255,25 @@ def file_digest(path: Path) -> str:
 
 
 def check_files(directory: Path, manifest: Manifest, progress: Callable[[str, int], None] = lambda *_: None) -> None:
-    """Compare all files of a backup with their digests. ``progress`` receives the topic and 0. Raises InvalidBackup."""
-    wanted = [(copy.name, part.file, part.sha256) for copy in manifest.topics for part in copy.parts]
-    wanted += [(name, f"{FILES}/{name}", sha256) for name, sha256 in manifest.files.items()]
-    for name, file, sha256 in wanted:
-        progress(name, 0)
-        try:
-            found = file_digest(directory / file)
-        except OSError as error:
-            raise InvalidBackup(f"{directory / file} cannot be read: {error.strerror}") from error
-        if found != sha256:
-            raise InvalidBackup(f"{directory / file} is damaged: its SHA-256 is not {sha256}, which {MANIFEST} names")
+    """Compare all files of a backup with their digests. Raises InvalidBackup.
+
+    ``progress`` receives a text with the topic, and the number of records in its file.
+    """
+    for copy in manifest.topics:
+        for part in copy.parts:
+            progress(f"checking {copy.name}", part.records)
+            _check_file(directory / part.file, part.sha256)
+    for name, sha256 in manifest.files.items():
+        _check_file(directory / FILES / name, sha256)
+
+
+def _check_file(path: Path, sha256: str) -> None:
+    try:
+        found = file_digest(path)
+    except OSError as error:
+        raise InvalidBackup(f"{path} cannot be read: {error.strerror}") from error
+    if found != sha256:
+        raise InvalidBackup(f"{path} is damaged: its SHA-256 is not {sha256}, which {MANIFEST} names")
 
 
 def records_of(directory: Path, part: PartitionCopy) -> Iterator[CopiedRecord]:

@@ -111,9 +111,10 @@ class Restore:
             raise InvalidBackup(f"{self._directory} has no copy of {self._topics.journal!r}")
         check_files(self._directory, manifest, self._progress)
         for part in journal.parts:
-            for record in records_of(self._directory, part):
+            for count, record in enumerate(records_of(self._directory, part), 1):
                 with suppress(ForeignRecord):
                     decode_header(record.value)
+                self._progress(f"reading {journal.name}", count)
         return manifest
 
     def _is_written(self, manifest: Manifest, mark: str) -> bool:

@@ -37,6 +37,7 @@ from bascule.core import topics as names
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
+from bascule.kafka import restore_mark
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory, content_of, known_offset, readable_headers
 from bascule.kafka.snapshots import BARRIER_KEY as SNAPSHOT_BARRIER
@@ -81,12 +82,15 @@ class Backup:
     def take(self) -> Manifest:
         """Copy all topics, and return the manifest, which is not stored yet.
 
-        Raises InvalidInput without a journal, Unavailable if a topic changed that must not change meanwhile, OSError.
+        Raises InvalidInput without a journal or after an interrupted restore, Unavailable if a topic changed that must not change
+        meanwhile, OSError.
         """
         topics = self._topics
         self._there = self._admin.partitions()
         if topics.journal not in self._there:
             raise InvalidInput(f"there is no topic {topics.journal!r} (journal.prefix); there is nothing to back up")
+        if topics.ingress in self._there and restore_mark.is_marked(self._admin.config(topics.ingress)):
+            raise InvalidInput(f"topic {topics.ingress!r} belongs to a restore that was interrupted; repeat `bascule restore`")
         if known := topics.own.intersection(self._others):
             raise InvalidInput(f"topic {min(known)!r} belongs to the journal; leave it out of the further topics")
         if missing := [name for name in self._others if name not in self._there]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from bascule.backup import place
 from bascule.backup.copies import (
     FILES,
     MANIFEST,
@@ -95,7 +94,7 @@ def test_backup_that_another_process_has_just_completed_is_kept(tmp_path: Path, 
         written(tmp_path)
         lock(file, operation)
 
-    monkeypatch.setattr(place.fcntl, "flock", complete_first)
+    monkeypatch.setattr(fcntl, "flock", complete_first)
     with pytest.raises(InvalidInput, match="has a backup"), new_backup(tmp_path):
         pass
     check_files(tmp_path, Manifest.load(tmp_path))

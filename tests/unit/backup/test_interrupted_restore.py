@@ -104,6 +104,8 @@ def test_no_topic_of_bascule_is_usable_until_the_restore_is_complete(
             (found,) = findings(name, role, facts, None)
             assert found.breaks
             assert "set -1" not in str(found)
+    with pytest.raises(InvalidInput, match="repeat `bascule restore`"):
+        back_up(saved.parent / "incomplete")
     # A transaction manager would take missing decisions for rollbacks.
     with pytest.raises(UnsafeTopic, match=DECISIONS):
         own_topics.ensure(SETTINGS, {DECISIONS: own_topics.DECISIONS})

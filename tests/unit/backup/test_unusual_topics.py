@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError
 from bascule.backup import taking
 from bascule.core.errors import Unavailable
 from bascule.core.topics import XA_PREFIX
+from bascule.kafka.history import TopicHistory
 from bascule.kafka.snapshots import JOURNAL_KEY, SnapshotStore
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.support.kafka_in_memory.state import Stored
@@ -64,14 +65,14 @@ async def test_journal_that_is_trimmed_before_it_is_read_is_copied_again(
     trimmed = journal.first
     journal.first -= 1  # the broker has not yet trimmed what its snapshot covers
     journal.records[journal.first] = Stored(None, b"foreign", None, 0)
-    found = taking.TopicHistory.records
+    found = TopicHistory.records
 
     def records(history: Any, start: int, end: int, **options: bool) -> Any:
         if history._at.topic == TOPICS.journal and start < trimmed:
             journal.delete(trimmed)
         return found(history, start, end, **options)
 
-    monkeypatch.setattr(taking.TopicHistory, "records", records)
+    monkeypatch.setattr(TopicHistory, "records", records)
     manifest = await called(back_up, tmp_path / "backup")
     copy = manifest.copy_of(TOPICS.journal)
     assert copy is not None
@@ -82,14 +83,14 @@ def test_topic_that_is_trimmed_before_it_is_read_is_copied_again(
     kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_installation(kafka)
-    ingress, found = kafka.partition(TOPICS.ingress), taking.TopicHistory.records
+    ingress, found = kafka.partition(TOPICS.ingress), TopicHistory.records
 
     def records(history: Any, start: int, end: int, **options: bool) -> Any:
         if history._at.topic == TOPICS.ingress:
             ingress.delete(1)  # the broker has journaled the first message
         return found(history, start, end, **options)
 
-    monkeypatch.setattr(taking.TopicHistory, "records", records)
+    monkeypatch.setattr(TopicHistory, "records", records)
     copy = back_up(tmp_path / "backup").copy_of(TOPICS.ingress)
     assert copy is not None
     assert (copy.parts[0].first, copy.parts[0].records) == (1, 1)
