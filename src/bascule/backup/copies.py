@@ -5,8 +5,10 @@
     DIRECTORY/files/                 settings, and on request the files with secrets
 
 A file of records is a gzip stream. Each record is a head (offset and timestamp as i64, length of key and of value as i32 with -1 for none,
-number of headers as u16), the key, the value, and for each header the length of its name (u16), the name, the length of its value (i32) and
+number of headers as u32), the key, the value, and for each header the length of its name (u32), the name, the length of its value (i32) and
 the value. All integers are big endian.
+
+The manifest has the SHA-256 of each file, and one of its own content. A restore compares all of them before it writes anything.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
 
-from bascule.config.private_file import PRIVATE, make_private, replace_private
+from bascule.config.private_file import PRIVATE, make_private, replace_private, store_entries
 from bascule.core.errors import InvalidInput, Scope
 
 FORMAT: Final = 1
@@ -33,10 +36,13 @@ TOPICS: Final = "topics"
 FILES: Final = "files"
 #: The first level costs a third of the time of the default, and its files are a tenth larger.
 _LEVEL: Final = 1
-_BLOCK_BYTES: Final = 1 << 20
-_HEAD: Final = struct.Struct(">qqiiH")
-_NAME: Final = struct.Struct(">H")
+_HEAD: Final = struct.Struct(">qqiiI")
+_NAME: Final = struct.Struct(">I")
 _SIZE: Final = struct.Struct(">i")
+#: The field of the manifest with the digest of its other fields.
+_DIGEST: Final = "sha256"
+#: Names that Kafka allows for a topic, except "." and "..": no name leads to another directory.
+_TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
 class InvalidBackup(InvalidInput):
@@ -118,35 +124,69 @@ class Manifest:
     partition: int
     cut: JournalCut
     topics: tuple[TopicCopy, ...] = field(default=())
+    #: SHA-256 by the name of a file in ``files``.
+    files: dict[str, str] = field(default_factory=dict)
 
     def copy_of(self, name: str) -> TopicCopy | None:
         """Return the copy of a topic, or None if the backup has none."""
         return next((each for each in self.topics if each.name == name), None)
 
+    def digest(self) -> str:
+        """Return the SHA-256 of the content, as hexadecimal digits."""
+        return digest_of({"format": FORMAT, **asdict(self)})
+
     def store(self, directory: Path) -> None:
-        """Write the manifest, which completes the backup. Raises OSError."""
-        content = json.dumps({"format": FORMAT, **asdict(self)}, indent=2)
+        """Write the manifest, which completes the backup: all files then survive a crash of the machine. Raises OSError."""
+        for name in (TOPICS, FILES):
+            if (directory / name).exists():
+                store_entries(directory / name)
+        content = json.dumps({"format": FORMAT, **asdict(self), _DIGEST: self.digest()}, indent=2)
         replace_private(directory / MANIFEST, content.encode())
 
     @classmethod
     def load(cls, directory: Path) -> Manifest:
-        """Read the manifest of a backup. Raises InvalidBackup."""
+        """Read the manifest of a backup, and compare it with its digest. Raises InvalidBackup."""
+        path = directory / MANIFEST
         try:
-            content: dict[str, Any] = json.loads((directory / MANIFEST).read_bytes())
-            found = content.pop("format")
-            if found != FORMAT:
-                raise InvalidBackup(f"{directory} has format {found!r}; this version of Bascule reads format {FORMAT}. Upgrade Bascule")
+            content: dict[str, Any] = json.loads(path.read_bytes())
+            if content["format"] != FORMAT:
+                raise InvalidBackup(
+                    f"{directory} has format {content['format']!r}; this version of Bascule reads format {FORMAT}. Upgrade Bascule"
+                )
+            if content.pop(_DIGEST, None) != digest_of(content):
+                raise InvalidBackup(f"{path} is damaged or was changed: its content does not have the SHA-256 that it names")
+            del content["format"]
             topics = tuple(_topic(each) for each in content.pop("topics"))
-            return cls(cut=JournalCut(**content.pop("cut")), topics=topics, **content)
+            manifest = cls(cut=JournalCut(**content.pop("cut")), topics=topics, **content)
         except FileNotFoundError:
             raise InvalidBackup(f"{directory} is no complete backup: it has no {MANIFEST}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidBackup(f"{directory / MANIFEST} cannot be read: {error!r}") from error
+            raise InvalidBackup(f"{path} cannot be read: {error!r}") from error
+        if wrong := next((name for name in manifest.files if name != Path(name).name), None):
+            raise InvalidBackup(f"{path} names the file {wrong!r}, which is not in {FILES}")
+        return manifest
+
+
+def record_file(topic: str, partition: int) -> str:
+    """Return the name of the file of a partition, relative to the backup."""
+    return f"{TOPICS}/{topic}-{partition}.gz"
+
+
+def digest_of(content: dict[str, Any]) -> str:
+    """Return the SHA-256 of the fields of a manifest, as hexadecimal digits."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _topic(content: dict[str, Any]) -> TopicCopy:
+    """Return the description of a topic. Raises ValueError if it names a file outside of the backup."""
     parts = tuple(PartitionCopy(**part) for part in content.pop("parts"))
-    return TopicCopy(kind=TopicKind(content.pop("kind")), parts=parts, **content)
+    copy = TopicCopy(kind=TopicKind(content.pop("kind")), parts=parts, **content)
+    if not _TOPIC_NAME.fullmatch(copy.name):
+        raise ValueError(f"{copy.name!r} is no name of a topic")
+    for part in parts:
+        if part.file != record_file(copy.name, part.partition) or not 0 <= part.first <= part.end or part.records < 0:
+            raise ValueError(f"unexpected copy of topic {copy.name!r}: {part}")
+    return copy
 
 
 class _Digesting:
@@ -208,18 +248,32 @@ class RecordFileWriter:
         self._file.close()
 
 
-def check_file(directory: Path, part: PartitionCopy, progress: Callable[[int], None] = lambda _: None) -> None:
-    """Compare a file with its digest. ``progress`` receives the bytes of each block. Raises InvalidBackup."""
-    digest = hashlib.sha256()
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_files(directory: Path, manifest: Manifest, progress: Callable[[str, int], None] = lambda *_: None) -> None:
+    """Compare all files of a backup with their digests. Raises InvalidBackup.
+
+    ``progress`` receives a text with the topic, and the number of records in its file.
+    """
+    for copy in manifest.topics:
+        for part in copy.parts:
+            progress(f"checking {copy.name}", part.records)
+            _check_file(directory / part.file, part.sha256)
+    for name, sha256 in manifest.files.items():
+        _check_file(directory / FILES / name, sha256)
+
+
+def _check_file(path: Path, sha256: str) -> None:
     try:
-        with (directory / part.file).open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
-                progress(len(block))
+        found = file_digest(path)
     except OSError as error:
-        raise InvalidBackup(f"{directory / part.file} cannot be read: {error.strerror}") from error
-    if digest.hexdigest() != part.sha256:
-        raise InvalidBackup(f"{directory / part.file} is damaged: its SHA-256 is not {part.sha256}, which {MANIFEST} names")
+        raise InvalidBackup(f"{path} cannot be read: {error.strerror}") from error
+    if found != sha256:
+        raise InvalidBackup(f"{path} is damaged: its SHA-256 is not {sha256}, which {MANIFEST} names")
 
 
 def records_of(directory: Path, part: PartitionCopy) -> Iterator[CopiedRecord]:

@@ -5,25 +5,32 @@ empty records take the place of the deleted part, and are deleted. All other top
 the new journal. A last record of the journal says that ``bascule.ingress`` has a new id, and begins with the first message that is not
 journaled.
 
-A restore is complete or has no effect. Until its last step, the new topics have a retention with which broker and pipelines refuse to start
-(``bascule.kafka.guards``); that of ``bascule.ingress`` is changed last. A restore that finds this retention deletes the topics of an
-interrupted restore, and begins again.
+A restore is complete or has no effect. Until its last step, the new topics have a mark (``bascule.kafka.restore_mark``) with which nothing
+of Bascule starts. A restore that finds the mark deletes the topics of an interrupted restore, and begins again.
+
+Once all records are written, ``bascule.ingress`` gets a mark with the digest of the backup. Then the marks of all other topics are removed,
+and that of ``bascule.ingress`` last. If this is interrupted, a repeated restore removes the rest: it can no longer delete topics without a
+mark, because another program may use them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bascule.backup.copies import CopiedRecord, InvalidBackup, Manifest, PartitionCopy, TopicCopy, TopicKind, check_file, records_of
+from bascule.backup.copies import CopiedRecord, InvalidBackup, Manifest, PartitionCopy, TopicCopy, TopicKind, check_files, records_of
+from bascule.backup.place import restored_backup
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import JournalTopics
-from bascule.journal.records import KEY_OF_KIND, Kind, Op, encode_record, json_entry
-from bascule.kafka import own_topics
+from bascule.journal.errors import ForeignRecord
+from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, encode_record, json_entry
+from bascule.kafka import own_topics, restore_mark
 from bascule.kafka.admin import CLUSTER_DEFAULT, Topics
 from bascule.kafka.compacted import trim
 from bascule.kafka.history import TopicHistory
@@ -31,14 +38,14 @@ from bascule.kafka.rewriting import OrderedAppends, fill
 from bascule.kafka.snapshots import JOURNAL_KEY
 from bascule.writer.position import UNKNOWN_EPOCH, Position
 
-#: The setting that broker and pipelines refuse, and its value in an incomplete restore: so long that Kafka deletes nothing. A compacted
-#: topic does not use the setting; there it says that the restore has created the topic.
-MARK: Final = "retention.ms"
-INCOMPLETE: Final = str((1 << 63) - 2)
-#: Settings that belong to a cluster, and not to the topic.
+#: Settings that belong to a cluster, and not to the topic, and settings of Kafka 3 that Kafka 4 refuses.
 _NOT_RESTORED: Final = frozenset(
-    {"min.insync.replicas", "leader.replication.throttled.replicas", "follower.replication.throttled.replicas"}
-)
+    {
+        "min.insync.replicas", "leader.replication.throttled.replicas", "follower.replication.throttled.replicas",
+        "remote.storage.enable", "remote.log.copy.disable", "remote.log.delete.on.disable",
+        "message.format.version", "message.timestamp.difference.max.ms",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,8 @@ class Restore:
         self._progress = progress
         self._admin = Topics(kafka)
         self._ids: dict[str, str] = {}
+        #: Whether Kafka has a part of the restore: topics with the mark.
+        self.begun = False
 
     def run(self, *, adopt_sources: bool = False) -> RestoreResult:
         """Check the backup, and restore it. ``adopt_sources`` continues ingresses in topics that were recreated with the same records.
@@ -74,33 +83,54 @@ class Restore:
         Raises InvalidBackup, InvalidInput if the topics exist, Unavailable, Denied.
         """
         manifest = self._checked()
-        self._clear(manifest)
-        self._create(manifest)
-        recreated = self._recreated(manifest)
-        adopted = self._admin.ids(recreated) if adopt_sources else {}
-        appends = OrderedAppends(self._kafka)
-        appends.introduce(self._topics.journal)
-        for copy in manifest.topics:
-            for part in copy.parts:
-                self._restore(appends, manifest, copy, part, adopted)
-        self._announce_ingress(appends, manifest)
-        self._complete(manifest)
+        with restored_backup(self._directory):
+            recreated = self._recreated(manifest)
+            adopted = self._admin.ids(recreated) if adopt_sources else {}
+            written = restore_mark.written(hashlib.sha256(f"{manifest.digest()} {adopt_sources}".encode()).hexdigest())
+            if not self._is_written(manifest, written):
+                self._clear(manifest)
+                self.begun = True
+                self._create(manifest)
+                self._write(manifest, adopted)
+                self._admin.set(self._topics.ingress, {restore_mark.SETTING: written})
+            self.begun = True
+            self._complete(manifest)
         records = sum(part.records for copy in manifest.topics for part in copy.parts)
         return RestoreResult(manifest, records, tuple(name for name in recreated if name not in adopted))
 
     def _checked(self) -> Manifest:
+        """Return the manifest of a backup that is not damaged and that this version of Bascule can read."""
         manifest = Manifest.load(self._directory)
         if (manifest.prefix, manifest.bridge, manifest.partition) != (self._topics.prefix, self._bridge, self._topics.partition):
             raise InvalidInput(
                 f"the backup has journal.prefix = {manifest.prefix!r} and bridge.id = {manifest.bridge!r}, and the configuration has"
                 f" {self._topics.prefix!r} and {self._bridge!r}; use the configuration of the backup"
             )
-        if manifest.copy_of(self._topics.journal) is None:
+        journal = manifest.copy_of(self._topics.journal)
+        if journal is None:
             raise InvalidBackup(f"{self._directory} has no copy of {self._topics.journal!r}")
+        check_files(self._directory, manifest, self._progress)
+        for part in journal.parts:
+            for count, record in enumerate(records_of(self._directory, part), 1):
+                with suppress(ForeignRecord):
+                    decode_header(record.value)
+                self._progress(f"reading {journal.name}", count)
+        return manifest
+
+    def _is_written(self, manifest: Manifest, mark: str) -> bool:
+        """Return whether an earlier restore of the backup, with the same options, was interrupted after all records were written."""
+        ingress = self._topics.ingress
+        wanted = {ingress, *(copy.name for copy in manifest.topics)}
+        return wanted <= self._admin.partitions().keys() and self._admin.config(ingress).get(restore_mark.SETTING) == mark
+
+    def _write(self, manifest: Manifest, adopted: Mapping[str, str]) -> None:
+        """Write all records."""
+        appends = OrderedAppends(self._kafka)
+        appends.introduce(self._topics.journal)
         for copy in manifest.topics:
             for part in copy.parts:
-                check_file(self._directory, part)
-        return manifest
+                self._restore(appends, manifest, copy, part, adopted)
+        self._announce_ingress(appends, manifest)
 
     def _clear(self, manifest: Manifest) -> None:
         """Delete the topics of an interrupted restore. Raises InvalidInput if other topics exist."""
@@ -109,14 +139,15 @@ class Restore:
         found = sorted(names & self._admin.partitions().keys(), key=lambda name: (name == ingress, name))
         interrupted = ingress in found and self._is_marked(ingress)
         if kept := [name for name in found if not (interrupted and (name in own or self._is_marked(name)))]:
+            where = "has been interrupted here, and has not created" if interrupted else "needs a Kafka without"
             raise InvalidInput(
-                f"Kafka has {', '.join(kept)}. A restore needs a Kafka without these topics, and deletes none. Use another Kafka, or"
-                " delete the topics, and with them their messages"
+                f"Kafka has {', '.join(kept)}. A restore {where} these topics, and deletes none of them. Use another Kafka, or delete these"
+                " topics, and with them their messages, and repeat the restore"
             )
         self._admin.delete(found)
 
     def _is_marked(self, name: str) -> bool:
-        return self._admin.config(name).get(MARK) == INCOMPLETE
+        return restore_mark.is_marked(self._admin.config(name))
 
     def _create(self, manifest: Manifest) -> None:
         """Create the topics, first the one that stops broker and pipelines."""
@@ -133,7 +164,10 @@ class Restore:
     def _create_one(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
         kept = {key: value for key, value in settings.items() if key not in _NOT_RESTORED}
         if not self._admin.create(
-            name, partitions, {**kept, **self._settings, MARK: INCOMPLETE}, replication_factor=self._replication_factor
+            name,
+            partitions,
+            {**kept, **self._settings, restore_mark.SETTING: restore_mark.WRITING},
+            replication_factor=self._replication_factor,
         ):
             raise Unavailable(f"topic {name!r} was created by another program during the restore. Stop it, and repeat the restore")
 
@@ -152,16 +186,17 @@ class Restore:
         self, appends: OrderedAppends, manifest: Manifest, copy: TopicCopy, part: PartitionCopy, adopted: Mapping[str, str]
     ) -> None:
         name, keeps = copy.name, copy.kind in (TopicKind.JOURNAL, TopicKind.SIDE)
-        next_offset = 0
+        next_offset = time_ms = 0
         for count, record in enumerate(self._changed(manifest, copy, part, adopted), 1):
+            time_ms = max(0, record.timestamp_ms)
             if keeps and record.offset > next_offset:
-                self._fill(appends, name, part.partition, record.offset - next_offset)
+                self._fill(appends, name, part.partition, record.offset - next_offset, time_ms)
                 next_offset = record.offset
             appends.append(_outgoing(name, part.partition, record))
             next_offset += 1
             self._progress(name, count)
         if keeps and part.end > next_offset:
-            self._fill(appends, name, part.partition, part.end - next_offset)
+            self._fill(appends, name, part.partition, part.end - next_offset, time_ms)
             next_offset = part.end
         appends.flush(name)
         if keeps and part.first:
@@ -209,15 +244,16 @@ class Restore:
             else:
                 yield record
 
-    def _fill(self, appends: OrderedAppends, name: str, partition: int, count: int) -> None:
+    def _fill(self, appends: OrderedAppends, name: str, partition: int, count: int, time_ms: int) -> None:
         """Append empty records, which take the offsets of records that no longer exist. Raises Unavailable."""
         appends.flush(name)
-        fill(self._kafka, name, partition, count, lambda done: self._progress(f"{name}, offsets of deleted records", done))
+        told = f"{name}, offsets of deleted records"
+        fill(self._kafka, name, partition, count, lambda done: self._progress(told, done), timestamp_ms=time_ms)
 
     def _announce_ingress(self, appends: OrderedAppends, manifest: Manifest) -> None:
         """Append to the journal that the broker reads the new topic from its start."""
         cut, topics = manifest.cut, self._topics
-        if not cut.ingress_topic_id:
+        if not cut.ingress_topic_id and not cut.ingress_offset:
             return
         content = {"id": self._ids[topics.ingress], "positions": [(topics.partition, 0)]}
         value = encode_record(Kind.STATE, cut.epoch, cut.sequence + 1, json_entry(Op.INGRESS_TOPIC, content))
@@ -230,8 +266,9 @@ class Restore:
         """Let broker and pipelines start."""
         ingress = self._topics.ingress
         copies = {copy.name: copy.settings for copy in manifest.topics}
-        for name in sorted({*copies, ingress}, key=lambda name: name == ingress):
-            self._admin.set(name, {MARK: copies.get(name, own_topics.INGRESS.settings).get(MARK)})
+        for name in sorted({*copies, ingress}, key=lambda name: (name == ingress, name)):
+            settings = copies.get(name, own_topics.INGRESS.settings)
+            self._admin.set(name, {restore_mark.SETTING: settings.get(restore_mark.SETTING)})
 
 
 def _outgoing(name: str, partition: int, record: CopiedRecord) -> Outgoing:

@@ -19,18 +19,33 @@ from pathlib import Path
 from typing import Any, Final
 
 from bascule import __version__
-from bascule.backup.copies import TOPICS, CopiedRecord, JournalCut, Manifest, PartitionCopy, RecordFileWriter, TopicCopy, TopicKind
+from bascule.backup.copies import (
+    FILES,
+    CopiedRecord,
+    JournalCut,
+    Manifest,
+    PartitionCopy,
+    RecordFileWriter,
+    TopicCopy,
+    TopicKind,
+    file_digest,
+    record_file,
+)
 from bascule.backup.journal_scan import BackupScan
 from bascule.broker.snapshot import Snapshot, decode
 from bascule.core import topics as names
 from bascule.core.errors import InvalidInput, Unavailable
+from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
+from bascule.kafka import restore_mark
 from bascule.kafka.admin import Topics
-from bascule.kafka.history import TopicHistory, content_of, known_offset
+from bascule.kafka.history import TopicHistory, content_of, known_offset, readable_headers
 from bascule.kafka.snapshots import BARRIER_KEY as SNAPSHOT_BARRIER
-from bascule.kafka.snapshots import joined
+from bascule.kafka.snapshots import is_snapshot_key, joined
 from bascule.writer.position import Position
 from bascule.writer.reading import BARRIER_KEY
+
+_log = get_log(__name__)
 
 #: How often snapshots and store are copied again because a snapshot was written meanwhile, or the journal was trimmed.
 ATTEMPTS_MAX: Final = 10
@@ -67,12 +82,15 @@ class Backup:
     def take(self) -> Manifest:
         """Copy all topics, and return the manifest, which is not stored yet.
 
-        Raises InvalidInput without a journal, Unavailable if a topic changed that must not change meanwhile, OSError.
+        Raises InvalidInput without a journal or after an interrupted restore, Unavailable if a topic changed that must not change
+        meanwhile, OSError.
         """
         topics = self._topics
         self._there = self._admin.partitions()
         if topics.journal not in self._there:
             raise InvalidInput(f"there is no topic {topics.journal!r} (journal.prefix); there is nothing to back up")
+        if topics.ingress in self._there and restore_mark.is_marked(self._admin.config(topics.ingress)):
+            raise InvalidInput(f"topic {topics.ingress!r} belongs to a restore that was interrupted; repeat `bascule restore`")
         if known := topics.own.intersection(self._others):
             raise InvalidInput(f"topic {min(known)!r} belongs to the journal; leave it out of the further topics")
         if missing := [name for name in self._others if name not in self._there]:
@@ -80,15 +98,15 @@ class Backup:
         copied = sorted({topics.journal, topics.snapshots, topics.store, *self._still()}.intersection(self._there))
         ids = self._admin.ids(copied)
         still = {name: self._copy(name, self._note_position) for name in self._still()}
-        moving, snapshot, first = self._snapshots_and_store()
-        journal, scan = self._journal(first)
+        moving, snapshot, journal, scan = self._moving()
         parts = {**still, **moving, topics.journal: (journal,)}
         cut = self._cut(scan, snapshot, journal, parts.get(topics.ingress, ()))
         self._check_positions(journal, ids[topics.journal])
         self._check_unchanged(still, ids)
         copies = tuple(TopicCopy(name, self._kind(name), ids[name], self._admin.overrides(name), parts[name]) for name in parts)
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        return Manifest(__version__, created, topics.prefix, self._bridge, topics.partition, cut, copies)
+        files = {path.name: file_digest(path) for path in sorted((self._directory / FILES).glob("*"))}
+        return Manifest(__version__, created, topics.prefix, self._bridge, topics.partition, cut, copies, files)
 
     def _still(self) -> list[str]:
         """Return the topics that must not change during the backup."""
@@ -110,17 +128,38 @@ class Backup:
 
     def _copy_partition(self, name: str, partition: int, take: _Take) -> PartitionCopy:
         history = TopicHistory(self._kafka, name, partition)
-        first, end = history.earliest(), _ended(history, name)
-        return self._written(name, partition, first, end, history.records(first, end, committed=True), take)
+        attempts_left = ATTEMPTS_MAX
+        while True:
+            attempts_left -= 1
+            first, end = history.earliest(), _ended(history, name)
+            try:
+                return self._written(name, partition, first, end, history.records(first, end, committed=True), take)
+            except Unavailable:
+                # Records are deleted meanwhile: by age, or by the broker if it has journaled more of ``bascule.ingress``.
+                if not attempts_left or history.earliest() <= first:
+                    raise
 
     def _written(self, name: str, partition: int, first: int, end: int, records: Iterable[Any], take: _Take) -> PartitionCopy:
-        with RecordFileWriter(self._directory, f"{TOPICS}/{name}-{partition}.gz") as file:
+        with RecordFileWriter(self._directory, record_file(name, partition)) as file:
             for message in records:
                 record = _copied(message)
                 take(name, record)
                 file.write(record)
                 self._progress(name, file.records)
             return file.copied(partition, first, end)
+
+    def _moving(self) -> tuple[dict[str, tuple[PartitionCopy, ...]], Snapshot | None, PartitionCopy, BackupScan]:
+        """Copy snapshots and store, and then the journal. Return the newest snapshot, too. Raises Unavailable."""
+        attempts_left = ATTEMPTS_MAX
+        while True:
+            attempts_left -= 1
+            copied, snapshot, first = self._snapshots_and_store()
+            try:
+                return copied, snapshot, *self._journal(first)
+            except Unavailable:
+                # A snapshot of the meantime may have let the broker trim what was not read yet. Its copy then covers the rest.
+                if not attempts_left or TopicHistory(self._kafka, self._topics.journal, self._topics.partition).earliest() <= first:
+                    raise
 
     def _snapshots_and_store(self) -> tuple[dict[str, tuple[PartitionCopy, ...]], Snapshot | None, int]:
         """Copy both. Return the newest snapshot, and the first offset of the journal, which the snapshot covers. Raises Unavailable."""
@@ -138,11 +177,11 @@ class Backup:
 
     def _note_chunk(self, name: str, record: CopiedRecord) -> None:
         key = record.key or b""
-        if name != self._topics.snapshots:
+        if name != self._topics.snapshots or not is_snapshot_key(key):
             return
         if record.value is None:
             self._table_of_snapshots.pop(key, None)
-        elif b"/" in key:  # not the id of the journal
+        else:
             self._table_of_snapshots[key] = record.value
 
     def _newest_snapshot(self) -> Snapshot | None:
@@ -166,7 +205,7 @@ class Backup:
         copied = next((part for part in ingress if part.partition == self._topics.partition), None)
         if topic_id and copied is not None and self._admin.id(self._topics.ingress) != topic_id:
             raise Unavailable(f"topic {self._topics.ingress!r} was recreated; run `bascule ingress reset`, and then back up")
-        if topic_id and copied is not None and not copied.first <= offset <= copied.end:
+        if (topic_id or offset) and copied is not None and not copied.first <= offset <= copied.end:
             raise Unavailable(
                 f"the broker reads {self._topics.ingress!r} from offset {offset}, and the copy has offsets {copied.first} to {copied.end}."
                 " The topic has changed during the backup; stop or pause the pipelines, and repeat the backup"
@@ -217,8 +256,13 @@ class Backup:
 
 def _copied(message: Any) -> CopiedRecord:
     key, value = content_of(message)
-    headers: Any = message.headers() or ()
-    return CopiedRecord(known_offset(message), message.timestamp()[1], key, value, tuple(headers))
+    headers, offset = readable_headers(message), known_offset(message)
+    if headers is None:  # Bascule writes no such record
+        _log.warning(
+            "record copied without headers", topic=message.topic(), partition=message.partition(), offset=offset,
+            reason="the name of a header is not UTF-8",
+        )  # fmt: skip
+    return CopiedRecord(offset, message.timestamp()[1], key, value, tuple(headers or ()))
 
 
 def _ended(history: TopicHistory, name: str) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,14 +13,13 @@ from bascule.cli.config import ConfigOption
 from bascule.cli.kafka_access import with_own_access
 from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
 from bascule.cli.output import Format, FormatOption, as_json, line, note, show_document
+from bascule.cli.progress import Show, progress
+from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from bascule.config import Configuration
 
 DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Directory of the backup", show_default=False)]
-#: Seconds between two lines of progress: on a terminal, where a line replaces the one before, and elsewhere.
-TERMINAL_S: Final = 0.5
-ELSEWHERE_S: Final = 10.0
 REMEDY: Final = "for the embedded Kafka, run `bascule kafka` or `bascule up`, and set BASCULE_KAFKA__BOOTSTRAP_SERVERS=HOST:PORT"
 
 
@@ -29,33 +27,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command(epilog="Example:  bascule backup /backups/monday --config bascule.toml")(backup)
     app.command(epilog="Example:  bascule restore /backups/monday --config bascule.toml")(restore)
-
-
-class _ProgressLine:
-    """Shows on standard error which topic is copied, and how many of its records were."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._next_s = time.monotonic() + (TERMINAL_S if self._terminal else ELSEWHERE_S)
-
-    def show(self, topic: str, count: int) -> None:
-        """Show the progress, if the last line is old enough."""
-        now_s = time.monotonic()
-        if now_s < self._next_s:
-            return
-        self._next_s = now_s + (TERMINAL_S if self._terminal else ELSEWHERE_S)
-        text = f"{topic}: {count:,} records"
-        if self._terminal:
-            sys.stderr.write(f"\r{text}\x1b[K")
-            sys.stderr.flush()
-        else:
-            note(text)
-
-    def end(self) -> None:
-        """Remove the line from a terminal."""
-        if self._terminal:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
 
 
 def backup(
@@ -84,16 +55,11 @@ def backup(
 
     settings = with_own_access(settings_with_log(config, log_format, log_level), REMEDY)
     configuration = load(config)
-    shown = _ProgressLine()
+    kafka, bridge = kafka_client(settings), settings.bridge.id
     with new_backup(directory):
         _copy_files(configuration, directory, secrets)
-        taking = Backup(
-            kafka_client(settings), settings.journal_topics, settings.bridge.id, directory, others=topic or (), progress=shown.show
-        )
-        try:
-            manifest = taking.take()
-        finally:
-            shown.end()
+        with progress("copying topics") as show:
+            manifest = Backup(kafka, settings.journal_topics, bridge, directory, others=topic or (), progress=_counts(show)).take()
         manifest.store(directory)
     records = sum(part.records for each in manifest.topics for part in each.parts)
     facts = {"directory": str(directory), "journal_offset": manifest.cut.offset, "topics": len(manifest.topics), "records": records}
@@ -116,22 +82,24 @@ def restore(
 ) -> None:
     """Restore a backup into a Kafka that has none of its topics. Broker and pipelines start only after the restore is complete.
 
-    An interrupted restore has no effect: repeat the command.
+    After an interruption, repeat the command: until it succeeds, nothing starts on the new topics.
     """
     from bascule.backup.restoring import Restore
     from bascule.server.node import kafka_client
 
     settings = with_own_access(settings_with_log(config, log_format, log_level), REMEDY)
-    shown = _ProgressLine()
     journal = settings.journal
-    restoring = Restore(
-        kafka_client(settings), settings.journal_topics, settings.bridge.id, directory, progress=shown.show,
-        replication_factor=journal.replication_factor, min_insync_replicas=journal.min_insync_replicas,
-    )  # fmt: skip
-    try:
-        result = restoring.run(adopt_sources=adopt_sources)
-    finally:
-        shown.end()
+    with progress("checking the backup") as show:
+        restoring = Restore(
+            kafka_client(settings), settings.journal_topics, settings.bridge.id, directory, progress=_counts(show),
+            replication_factor=journal.replication_factor, min_insync_replicas=journal.min_insync_replicas,
+        )  # fmt: skip
+        try:
+            result = restoring.run(adopt_sources=adopt_sources)
+        except BaseException:
+            if restoring.begun:
+                note("the restore is not complete; broker and pipelines refuse to start. Repeat the command to complete it")
+            raise
     cut, created = result.manifest.cut, result.manifest.created
     for name in result.recreated:
         note(f"warning: topic {name!r} is missing or was recreated: ingresses that read it will stop (see docs/guides/backup.md)")
@@ -139,18 +107,33 @@ def restore(
     _say(facts, f"restored {result.records:,} records, as of {created}, journal offset {cut.offset}", output)
 
 
+def _counts(show: Show) -> Callable[[str, int], None]:
+    """Return a function that shows a topic, and how many of its records were copied."""
+
+    def counted(topic: str, count: int) -> None:
+        show(lambda: f"{topic}: {count:,} records")
+
+    return counted
+
+
 def _copy_files(configuration: Configuration, directory: Path, secrets: bool) -> None:
-    """Store the settings, and the files with secrets if wanted. Raises OSError."""
+    """Store the settings, and the files with secrets if wanted. Raises InvalidInput if such a file cannot be read, OSError."""
     from bascule.backup.copies import FILES
     from bascule.config.private_file import make_private, replace_private
 
+    values = as_json([value._asdict() for value in configuration.explain()], indent=2)
+    contents = {"settings.json": values.encode()}
+    for path in filter(None, (configuration.file, configuration.settings.broker.users_file) if secrets else ()):
+        if path.name in contents:
+            raise InvalidInput(f"two files of the backup would have the name {path.name!r}; rename {path}, or leave out --secrets")
+        try:
+            contents[path.name] = path.read_bytes()
+        except OSError as error:
+            raise InvalidInput(f"{path} cannot be copied (--secrets): {error.strerror}") from error
     files = directory / FILES
     make_private(files)
-    values = as_json([value._asdict() for value in configuration.explain()], indent=2)
-    replace_private(files / "settings.json", values.encode())
-    if secrets:
-        for path in filter(None, (configuration.file, configuration.settings.broker.users_file)):
-            replace_private(files / path.name, path.read_bytes())
+    for name, content in contents.items():
+        replace_private(files / name, content)
 
 
 def _say(facts: dict[str, Any], text: str, output: Format) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -18,6 +17,7 @@ from bascule.cli.config import ConfigOption
 from bascule.cli.kafka_access import with_own_access
 from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
 from bascule.cli.output import CsvRows, Format, FormatOption, as_json, line, note, show_document, table
+from bascule.cli.progress import progress
 from bascule.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 LIMIT: Final = 10_000_000
 #: Interval, in seconds, at which ``--follow`` looks at the target topics and the audit topic again.
 LOOK_S: Final = 2.0
-#: Interval, in seconds, at which a terminal shows the progress.
-SHOW_S: Final = 0.5
 #: Columns of events in CSV.
 EVENT_FIELDS: Final = ("time_ms", "offset", "what", "message", "queue", "detail")
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -98,25 +96,15 @@ def since_time_ms(text: str, now: datetime) -> int:
 
 
 def _read(question: MessageQuestion) -> None:
-    scan, shown_s = question.scan, 0.0
-    with _progress() as show:
+    scan = question.scan
+
+    def text() -> str:
+        percent = 100 * (scan.position - scan.start) // max(1, scan.end - scan.start)
+        return f"journal: offset {scan.position} of {scan.end} ({percent} %), {len(scan.life.messages)} messages found"
+
+    with progress("reading the journal") as show:
         for _ in question.steps():
-            if time.monotonic() - shown_s > SHOW_S:
-                shown_s = time.monotonic()
-                percent = 100 * (scan.position - scan.start) // max(1, scan.end - scan.start)
-                show(f"journal: offset {scan.position} of {scan.end} ({percent} %), {len(scan.life.messages)} messages found")
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Show a line of progress on standard error, if it is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("reading the journal") as status:
-        yield status.update
+            show(text)
 
 
 def _follow(question: MessageQuestion, output: Format) -> None:

@@ -36,11 +36,16 @@ def replace_private(path: Path, content: bytes) -> None:
         with suppress(OSError):
             draft.unlink()
         raise
-    directory = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    store_entries(place.parent)
+
+
+def store_entries(directory: Path) -> None:
+    """Return when the names of the files in a directory survive a crash of the machine. Raises OSError."""
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(directory)
+        os.fsync(opened)
     finally:
-        os.close(directory)
+        os.close(opened)
 
 
 def _make_private(place: Path, draft: int) -> None:

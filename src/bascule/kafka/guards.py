@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
-from bascule.kafka import clients
+from bascule.kafka import clients, restore_mark
 from bascule.kafka.admin import Facts, Topics
 
 #: The caller has already waited for a transaction; a running Kafka answers at once.
@@ -56,7 +56,7 @@ class UnsafeTopic(BasculeError):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A wrong setting. ``breaks``: the setting is unsafe; otherwise it is weak."""
+    """A wrong setting. ``breaks``: the setting is unsafe; otherwise it is weak. ``remedy``: what to do, if not to set ``right``."""
 
     topic: str
     setting: str
@@ -64,10 +64,11 @@ class Finding:
     right: str
     why: str
     breaks: bool
+    remedy: str = ""
 
     def __str__(self) -> str:
         """Return the text for the log and for error messages."""
-        return f"topic {self.topic!r} has {self.setting}={self.value}: {self.why}; set {self.right}"
+        return f"topic {self.topic!r} has {self.setting}={self.value}: {self.why}; {self.remedy or f'set {self.right}'}"
 
 
 def findings(topic: str, role: TopicRole, facts: Facts, partitions: int | None, record_bytes: int = RECORD_BYTES_MAX) -> Iterator[Finding]:
@@ -77,6 +78,11 @@ def findings(topic: str, role: TopicRole, facts: Facts, partitions: int | None, 
     def found(setting: str, right: str, why: str, *, breaks: bool, value: str | None = None) -> Finding:
         return Finding(topic, setting, settings.get(setting, "") if value is None else value, right, why, breaks)
 
+    if restore_mark.is_marked(settings):
+        value = settings[restore_mark.SETTING]
+        why = "`bascule restore` was interrupted, and the topic is not complete"
+        yield Finding(topic, restore_mark.SETTING, value, "", why, breaks=True, remedy="repeat `bascule restore`")
+        return
     if partitions is not None and facts.partitions != partitions:
         why = f"records outside the first {partitions} would not be read, or keys not be found"
         yield found("partitions", str(partitions), why, breaks=True, value=str(facts.partitions))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
@@ -18,7 +18,7 @@ from bascule.kafka.log import introduce, patient
 
 #: A record that Kafka does not store within this time fails the restore.
 DELIVERY_TIMEOUT_MS: Final = 120_000
-#: Empty records that are passed to the client at once, and that the client may hold.
+#: Empty records between two looks at the client, and that the client may hold. Each look takes as long as some records.
 FILL_COUNT: Final = 50_000
 FILL_HELD_MAX: Final = 500_000
 _POLL_S: Final = 0.1
@@ -37,13 +37,19 @@ class OrderedAppends:
         self._produce = patient(self.producer)
 
     def introduce(self, topic: str) -> None:
-        """Connect the client. Raises KafkaException."""
-        introduce(self.producer, topic, ADMIN_TIMEOUT_S)
+        """Connect the client. Raises Unavailable."""
+        try:
+            introduce(self.producer, topic, ADMIN_TIMEOUT_S)
+        except KafkaException as error:
+            raise _failed(topic, words(error)) from error
 
     def append(self, record: Outgoing) -> None:
-        """Append a record. Raises Unavailable if an earlier record failed."""
+        """Append a record. Raises Unavailable if the client refuses it, or if an earlier record failed."""
         self.check(record.topic)
-        hand_over(self._produce, record, self._delivered)
+        try:
+            hand_over(self._produce, record, self._delivered)
+        except KafkaException as error:
+            raise _failed(record.topic, words(error)) from error
         self.producer.poll(0)
 
     def _delivered(self, error: KafkaError | None, _: Any) -> None:
@@ -53,7 +59,7 @@ class OrderedAppends:
     def check(self, topic: str) -> None:
         """Raise Unavailable if a record failed."""
         if self._failures:
-            raise Unavailable(f"topic {topic!r} could not be restored: {self._failures[0]}. Repeat the restore")
+            raise _failed(topic, self._failures[0])
 
     def flush(self, topic: str) -> None:
         """Return when all records are stored. Raises Unavailable."""
@@ -62,15 +68,30 @@ class OrderedAppends:
         self.check(topic)
 
 
-def fill(kafka: Mapping[str, Any], topic: str, partition: int, count: int, progress: Callable[[int], None]) -> None:
-    """Append ``count`` empty records. Raises Unavailable."""
+def fill(
+    kafka: Mapping[str, Any], topic: str, partition: int, count: int, progress: Callable[[int], None], *, timestamp_ms: int = 0
+) -> None:
+    """Append ``count`` empty records with a time, in ms since the epoch; 0 is now. Raises Unavailable.
+
+    The time should be that of the record behind them: Kafka finds an offset by time only if times do not decrease from segment to segment.
+    """
     settings = {"compression.type": "zstd", "linger.ms": 50, "batch.num.messages": 1_000_000}
     filler = OrderedAppends(kafka, **settings, **{"queue.buffering.max.messages": FILL_HELD_MAX + FILL_COUNT})
     filler.introduce(topic)
-    left = count
+    produce, left = filler.producer.produce, count
     while left:
-        left -= filler.producer.produce_batch(topic, [{"value": None}] * min(left, FILL_COUNT), partition=partition)
+        taken = min(left, FILL_COUNT)
+        try:
+            for _ in range(taken):
+                produce(topic, None, None, partition, timestamp=timestamp_ms)
+        except KafkaException as error:
+            raise _failed(topic, words(error)) from error
+        left -= taken
         progress(count - left)
         while len(filler.producer) > FILL_HELD_MAX:
             filler.producer.poll(_POLL_S)
     filler.flush(topic)
+
+
+def _failed(topic: str, why: str) -> Unavailable:
+    return Unavailable(f"topic {topic!r} could not be restored: {why}. Repeat the restore")

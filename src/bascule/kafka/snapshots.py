@@ -38,6 +38,11 @@ _CLIENT_KBYTES = 32 * 1024
 BARRIER_KEY = b"0-0/head"
 
 
+def is_snapshot_key(key: bytes) -> bool:
+    """Return whether a record with this key belongs to a snapshot. Records with other keys are those of other programs."""
+    return _KEY.fullmatch(key) is not None
+
+
 class SnapshotStore:
     """Reads and writes whole snapshots, as bytes. Blocking: do not use it on the event loop."""
 
@@ -69,7 +74,7 @@ class SnapshotStore:
             reader.seek(reader.range()[0])
             for message in reader.to_end(barrier):
                 key, value = bytes(message.key() or b""), message.value()
-                if key != JOURNAL_KEY and not _KEY.fullmatch(key):
+                if key != JOURNAL_KEY and not is_snapshot_key(key):
                     log.error("foreign record skipped", topic=self._topic, offset=message.offset())
                 elif value is None:
                     chunks.pop(key, None)

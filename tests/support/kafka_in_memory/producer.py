@@ -55,11 +55,6 @@ class MemoryProducer(MemoryClient):
         self._waiting.append((topic, value, key, partition, on_delivery, timestamp, headers, self._transaction))
         self._send()
 
-    def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int = -1, **_: Any) -> int:
-        for each in messages:
-            self.produce(topic, each["value"], each.get("key"), partition, timestamp=each.get("timestamp", 0))
-        return len(messages)
-
     def _send(self) -> None:
         if (held := self.kafka.held.get("send")) is not None and not held.is_set():
             return

@@ -11,44 +11,34 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from bascule.backup.copies import InvalidBackup, Manifest
+from bascule.backup.copies import InvalidBackup
 from bascule.backup.place import new_backup
-from bascule.backup.restoring import INCOMPLETE, MARK, Restore, RestoreResult
+from bascule.backup.restoring import Restore
 from bascule.backup.taking import Backup
 from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.topics import JournalTopics
 from bascule.journal.records import Kind, Op, Send, SendFlag, decode_header, encode_record, entries, send_entry
 from bascule.kafka.guards import UnsafeTopic
+from bascule.kafka.restore_mark import SETTING as MARK
+from bascule.kafka.restore_mark import WRITING
 from bascule.testing.broker import message_bytes
 from bascule.writer.position import COMMON, INGRESS, POSITION_PARTITIONS, UNKNOWN_EPOCH, Position, position_key, position_partition
 from bascule.writer.reading import BARRIER_KEY
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+from tests.unit.backup.installation import BRIDGE, TOPICS, back_up, restored
 from tests.unit.server import broker_process
-from tests.unit.server.broker_process import PREFIX, Broker, called, kafka, until
+from tests.unit.server.broker_process import Broker, called, kafka, until
 from tests.unit.server.served import run_async
 
 __all__ = ["kafka"]
 
-TOPICS = JournalTopics(PREFIX)
-BRIDGE = "bascule"
 #: No epoch ends because a busy machine suspends the process.
 CALM = {"session_timeout_s": 120}
 
 
 def serving(kafka: KafkaInMemory, directory: Path, **sections: Any) -> AbstractAsyncContextManager[Broker]:
     return broker_process.serving(kafka, directory, broker=CALM, **sections)
-
-
-def back_up(directory: Path, progress: Callable[[str, int], None] = lambda *_: None) -> Manifest:
-    with new_backup(directory):
-        manifest = Backup(SETTINGS, TOPICS, BRIDGE, directory, progress=progress).take()
-        manifest.store(directory)
-    return manifest
-
-
-def restored(directory: Path, **options: bool) -> RestoreResult:
-    return Restore(SETTINGS, TOPICS, BRIDGE, directory).run(**options)
 
 
 def with_positions(kafka: KafkaInMemory, **positions: Position) -> None:
@@ -192,12 +182,12 @@ async def test_interrupted_restore_is_refused_by_a_broker_and_repeated(
     new = KafkaInMemory(monkeypatch)
     with interrupted() as progress:
         await called(Restore(SETTINGS, TOPICS, BRIDGE, tmp_path / "backup", progress=progress).run)
-    with pytest.raises(UnsafeTopic, match=MARK):
+    with pytest.raises(UnsafeTopic, match="repeat `bascule restore`"):
         async with serving(new, tmp_path / "new"):
             pass
     await called(restored, tmp_path / "backup")
     assert new.topics[TOPICS.journal].config[MARK] == "-1"
-    assert new.topics[TOPICS.snapshots].config[MARK] != INCOMPLETE
+    assert new.topics[TOPICS.snapshots].config[MARK] != WRITING
     async with serving(new, tmp_path / "new") as broker:
         assert await broker.receive("orders", 10) == list(map(str, range(10)))
 
@@ -313,7 +303,7 @@ async def test_restore_fails_if_kafka_refuses_a_record(kafka: KafkaInMemory, tmp
     new.fail("delivery", KafkaError.MSG_SIZE_TOO_LARGE)
     with pytest.raises(Unavailable, match="could not be restored"):
         await called(restored, tmp_path / "backup")
-    assert new.topics[TOPICS.ingress].config[MARK] == INCOMPLETE
+    assert new.topics[TOPICS.ingress].config[MARK] == WRITING
 
 
 def test_backup_of_nothing_and_of_another_installation_is_refused(kafka: KafkaInMemory, tmp_path: Path) -> None:
