@@ -51,6 +51,10 @@ class SearchBudget:
         """Return how long a request to Kafka may take, in seconds: at most ``longest_s``, and more than nothing."""
         return max(0.1, min(longest_s, self._deadline_s - self._clock()))
 
+    def room(self, count: int) -> int:
+        """Return how many records to read at once: at most ``count``, and at least one."""
+        return count if self._records_max is None else max(1, min(count, self._records_max - self.records))
+
     def take(self, size_bytes: int) -> None:
         """Count a record that was read, and pause if it is time."""
         self.records += 1

@@ -135,7 +135,7 @@ class JournalScan:
             reader.seek(position)
             since_s = self._clock()
             while position < end:
-                batch = reader.read(BATCH_RECORDS, READ_S)
+                batch = reader.read(self._budget.room(BATCH_RECORDS), READ_S)
                 for record in batch:
                     position = offset_of(record) + 1
                     self._take_stored(record)
@@ -170,7 +170,7 @@ class JournalScan:
             if why := self._spent():
                 self.cut = f"the journal was read up to offset {self.position} only, of {self.end}, because of the limit: {why}"
                 return
-            if self._read_batch(min(BATCH_RECORDS, self.end - self.position)):
+            if self._read_batch(self._budget.room(min(BATCH_RECORDS, self.end - self.position))):
                 since_s = self._clock()
             elif self._reader is not None and self._reader.end_seen >= self.end:
                 self.position = self.end  # the last offsets have no records, as those of an aborted transaction
