@@ -236,6 +236,11 @@ LIMITS: Final = {
         Limit("server.console_sessions", "LIFE_S", "a session of the console", "ends it", "s"),
         Limit("server.console_sessions", "SESSIONS_MAX", "sessions of the console", "ends the one that was used longest ago"),
         Limit("server.console_sessions", "SESSIONS_PER_USER_MAX", "sessions of one user", "ends the one that was used longest ago"),
+        Limit(
+            "threads.metrics_server", "CONNECTIONS_MAX", "connections to the metrics of a driver or of your program",
+            "ends the oldest one",
+        ),
+        Limit("threads.metrics_server", "PEER_TIMEOUT_S", "a silence of such a connection", "ends the connection", "s"),
         Limit("broker.administration", "REASONS_MAX", "reasons in the answer of an action", 'counts the others as "other reasons"'),
     ),
     "Parts of `broker.memory_bytes`": (
