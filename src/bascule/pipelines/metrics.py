@@ -64,16 +64,24 @@ class PipelineMetrics(Collector):
 
     def __init__(self) -> None:
         self._active = False
+        self._failures: Mapping[str, tuple[Query, int]] = {}  # each query, and its failures when it was shown last
         self._shown: Mapping[str, ShownPipeline] = {}
         self._measured = Measured()
         self._lags = LagTimes()
 
     def show(self, states: Mapping[str, PipelineState], tasks: Mapping[str, str], queries: Mapping[str, Query]) -> None:
         """Show that this driver runs the pipelines, and their states. ``tasks`` has the names of their queries."""
+        # A pipeline may get another query, for example when a divert leaves its group. Its failures are those while it had each of them.
+        known = {id(query): failures for query, failures in self._failures.values()}
         shown = {}
         for name, state in states.items():
+            before = self._shown.get(name)
+            restarts, error_s = (before.restarts, before.error_s) if before is not None else (0, 0.0)
             query = queries.get(tasks[name])
-            shown[name] = ShownPipeline(tasks[name], state, query.restarts if query else 0, query.last_error_s if query else 0.0)
+            if query is not None and (more := query.restarts - known.get(id(query), 0)):
+                restarts, error_s = restarts + more, query.last_error_s
+            shown[name] = ShownPipeline(tasks[name], state, restarts, error_s)
+        self._failures = {name: (query, query.restarts) for name, query in queries.items()}
         self._shown, self._active = shown, True
 
     def measure(
@@ -91,8 +99,11 @@ class PipelineMetrics(Collector):
             counts = summed(counts, {f"{kind}{name}": count for name, count in position.carried.pipelines.items()})
             if task in queries:
                 tasks[task] = tasks[task].plus(position.carried) if task in tasks else position.carried
-        before = self._measured.counts
-        counts = {name: count.at_least(before.get(name, count)) for name, count in counts.items() if name in reports}
+        # A replica that lags may answer with earlier positions, or with fewer of them.
+        before, nothing = self._measured, PipelineCount()
+        counts = {name: counts.get(name, nothing).at_least(before.counts.get(name, nothing)) for name in reports}
+        earlier = {task: carried for task, carried in before.tasks.items() if task in queries}
+        tasks = earlier | {task: carried.at_least(earlier.get(task, carried)) for task, carried in tasks.items()}
         held = {key: ((at.topic, at.partition), at.offset) for key, at in stored.items() if key.partition("/")[0] in queries}
         lag_s: dict[str, float] = {}
         for key, seconds in self._lags.look(held, ends, time.monotonic()).items():

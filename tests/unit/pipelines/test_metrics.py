@@ -102,6 +102,45 @@ def test_counter_does_not_fall_if_a_replica_that_lags_answers() -> None:
     assert driver.value("pipeline_records_total", pipeline="divert:orders") == 7
 
 
+def test_histogram_does_not_fall_if_a_replica_that_lags_answers() -> None:
+    driver = Driver()
+    driver.run()
+    driver.run({"diverts/journal/0": replace(JOURNAL, carried=CarriedCounts())})
+    assert driver.value("pipeline_latency_seconds_count", task="diverts") == 2
+
+
+def test_counts_that_a_replica_that_lags_does_not_know_do_not_vanish() -> None:
+    driver = Driver()
+    driver.run()
+    driver.run({})
+    assert driver.value("pipeline_records_total", pipeline="divert:orders") == 7
+    assert driver.value("pipeline_latency_seconds_count", task="diverts") == 2
+
+
+def test_failures_stay_counted_when_a_divert_leaves_its_group_and_joins_again() -> None:
+    driver, orders = Driver(), {"pipeline": "divert:orders"}
+    group = replace(QUERIES["diverts"], restarts=2, last_error_s=1_000.0)
+    own = Query("divert:orders", lambda: None, Path())
+    state = {"divert:orders": PipelineState.RUNNING}
+    alone, joined = {"divert:orders": "divert:orders"}, {"divert:orders": "diverts"}
+    driver.metrics.show(state, joined, {"diverts": group})
+    driver.metrics.show(state, alone, {"diverts": group, "divert:orders": own})
+    assert driver.value("pipeline_restarts_total", **orders) == 2
+    assert driver.value("pipeline_last_error_timestamp_seconds", **orders) == 1_000
+    own.restarts, own.last_error_s, group.restarts = 1, 2_000.0, 5
+    driver.metrics.show(state, alone, {"diverts": group, "divert:orders": own})
+    driver.metrics.show(state, joined, {"diverts": group})
+    assert driver.value("pipeline_restarts_total", **orders) == 3
+    assert driver.value("pipeline_last_error_timestamp_seconds", **orders) == 2_000
+
+
+def test_latency_of_a_pipeline_that_was_paused_for_a_day_has_a_bucket() -> None:
+    driver = Driver()
+    paused = CarriedCounts(latencies=CarriedCounts().latencies.with_these((80_000.0,)))
+    driver.run({"diverts/journal/0": replace(JOURNAL, carried=paused)})
+    assert driver.value("pipeline_latency_seconds_bucket", task="diverts", le="86400.0") == 1
+
+
 def test_metrics_are_served_until_the_driver_ends() -> None:
     with metrics_of(0, "127.0.0.1") as metrics:
         assert metrics is not None
