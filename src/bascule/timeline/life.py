@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
 from bascule.broker.branches import COMMITS, ROLLBACKS
@@ -428,3 +429,15 @@ def _parts(message: JournaledMessage) -> Iterator[str]:
         yield f"taken by exclusive divert {', '.join(message.exclusive)}"
     elif not message.stays:
         yield "stored for no queue"
+    if message.due_ms > 0:
+        yield f"not to be delivered before {_moment(message.due_ms)}"
+    if message.expiry_ms > 0:
+        yield f"expires at {_moment(message.expiry_ms)}"
+
+
+def _moment(time_ms: int) -> str:
+    """Return a time as text; senders may set any."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms since 1970"

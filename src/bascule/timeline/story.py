@@ -31,7 +31,7 @@ NO_DUPLICATES: Final = (
 NOT_FOUND: Final = (
     "No message with this id is in the part of the journal that was read. The journal has no messages that were non-persistent, unless a"
     " divert takes them; none that were sent to a topic without durable subscriptions; none that were refused, or sent in a transaction"
-    " that did not commit; and none that the retention of the journal has removed, also if a prepared transaction still holds them."
+    " that has not committed; and none that the retention of the journal has removed, also if a prepared transaction still holds them."
 )
 DIVERTS_ONLY: Final = (
     "The message is in the journal for diverts only (non-persistent, or without a durable subscription): what became of it at consumers is"
