@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from bascule.cli import why
+from bascule.cli.output import Format
 from bascule.cli.why import since_time_ms
 from bascule.client import Queue
 from bascule.core.errors import InvalidInput
@@ -253,7 +255,7 @@ async def test_text_of_an_error_is_not_shown_if_properties_are_masked(kafka: Kaf
     async with serving(kafka, tmp_path, divert=[DIVERT], bridge={"id": "b"}) as broker:
         message_id = await called(sent, broker)
         identity = next(iter((await called(asked, broker, message_id)).life.messages.values())).identity
-        error = {f"{ERRORS}exception.message": b"card 4711 is invalid", f"{ERRORS}exception.class.name": b"ValueError"}
+        error: dict[str, Any] = {f"{ERRORS}exception.message": b"card 4711 is invalid", f"{ERRORS}exception.class.name": b"ValueError"}
         written(kafka, identity, topic="test.dead-letter", **error)
         reached(kafka, kafka.partition(JOURNAL).end)
         shown = await called(asked, broker, message_id)
@@ -351,3 +353,33 @@ def test_cancelled_search_reads_nothing_more_and_does_not_pause() -> None:
     for _ in range(1000):
         budget.take(1)
     assert budget.spent == "the search was cancelled"
+
+
+@run_async
+async def test_follow_ends_with_the_last_events_of_the_audit(
+    kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(why, "LOOK_S", 3600.0)
+    kafka.create(AUDIT)
+    async with serving(kafka, tmp_path, audit={"topic": AUDIT, "messages": True}) as broker:
+        message_id = await called(sent, broker)
+        with closing(MessageQuestion(from_settings(broker.settings, "memory"), message_id, ScanLimits())) as question:
+            await called(list, question.steps())
+            await broker.receive("q", 1)
+            await called(why._follow, question, Format.TABLE)
+    printed = capsys.readouterr().out
+    assert all(printed.count(what) == 1 for what in ("sent by a client", "accepted", "transferred to a client", "left the queue"))
+
+
+@run_async
+async def test_limit_that_a_following_search_has_passed_is_not_stated(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        message_id = await called(sent, broker)
+        with closing(MessageQuestion(from_settings(broker.settings, "memory"), message_id, ScanLimits(records_max=0))) as question:
+            await called(list, question.steps())
+            assert any("because of the limit" in sentence for sentence in question.story().unrecorded())
+            while not question.scan.complete:
+                await called(question.read_on)
+            story = question.story()
+    assert not any("because of the limit" in sentence for sentence in story.unrecorded())
+    assert story.as_dict()["messages"][0]["queues"][0]["state"] == "waiting"
