@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -79,3 +82,42 @@ def test_life_in_the_journal_ends_where_the_broker_has_the_message(kind: type[Ru
         run.drain()
         ended += check(run)
     assert ended > RUNS, "hardly any message has left its queue"
+
+
+def life_with_a_gap(number: int, records: list[tuple[bytes, bytes]], begin: int, end: int) -> MessageLife:
+    """Return a life from a search that has not read the records from ``begin`` to ``end``."""
+    whole, life = MessageLife(WantedId(f"id{number}"), Fence()), MessageLife(WantedId(f"id{number}"), Fence(), from_start=begin > 0)
+    for offset, (_, value) in enumerate(records):
+        if offset == end:
+            life.fence = replace(whole.fence)
+            life.lose_track()
+        for each in (whole,) if begin <= offset < end else (whole, life):
+            with suppress(ForeignRecord):
+                each.take(offset, offset, value)
+    return life
+
+
+@pytest.mark.parametrize("kind", [Run, BranchRun])
+@pytest.mark.timeout(300)
+def test_life_with_a_gap_in_the_journal_says_nothing_false(kind: type[Run]) -> None:
+    known = unknown = 0
+    for seed in range(RUNS // 3):
+        run = kind(seed)
+        run.commands()
+        run.settle()
+        records, engine = run.broker.log.records, run.broker.replay(None).engine
+        begin = Random(seed).randrange(len(records) - 1)
+        end = min(begin + 1 + seed % 20, len(records) - 1)
+        for number in range(run.numbers):
+            life = life_with_a_gap(number, records, begin, end)
+            waiting, branch = ({each[:2] for each in held} for held in held_by_broker(engine, f"ID:AMQP_NO_PREFIX:id{number}"))
+            whole = life_of(number, records)
+            for mid, message in life.messages.items():
+                for stay in message.stays.values():
+                    at, known_to_be = (stay.queue, mid), whole.messages[mid].stays[stay.queue]
+                    assert not stay.held or stay.fate is Fate.UNKNOWN or at in (waiting if stay.fate is Fate.WAITING else branch)
+                    assert stay.held or at not in waiting | branch
+                    assert stay.deliverable or not stay.reservations_known or not known_to_be.deliverable
+                    known, unknown = known + (stay.fate is not Fate.UNKNOWN), unknown + (stay.fate is Fate.UNKNOWN)
+            assert not life.ended or not (waiting | branch) & {(queue, mid) for mid, each in life.messages.items() for queue in each.stays}
+    assert min(known, unknown) > RUNS // 6, (known, unknown)

@@ -108,7 +108,7 @@ def test_follow_ends_when_the_message_is_acknowledged_and_diverted(running: Syst
         0,
     )
     found = why(running, message_id.removeprefix("ID:"))
-    assert {"sent by a client", "accepted", "delivered to a client", "left the queue", "diverted"} <= set(whats(found))
+    assert {"sent by a client", "accepted", "transferred to a client", "left the queue", "diverted"} <= set(whats(found))
     assert found["journal"]["first"] == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from bascule.cli.administer import moment
 from bascule.cli.config import ConfigOption
 from bascule.cli.kafka_access import with_own_access
 from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
-from bascule.cli.output import CsvRows, Format, FormatOption, as_json, line, note, show_document, table
+from bascule.cli.output import CsvRows, Format, FormatOption, as_json, line, note, printable, show_document, table
 from bascule.cli.progress import progress
 from bascule.core.errors import InvalidInput
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 LIMIT: Final = 10_000_000
 #: Interval, in seconds, at which ``--follow`` looks at the target topics and the audit topic again.
 LOOK_S: Final = 2.0
+#: The interval is longer if a look takes long: the pause is at least this many times as long as the look.
+LOOK_PAUSES: Final = 4.0
 #: Columns of events in CSV.
 EVENT_FIELDS: Final = ("time_ms", "offset", "what", "message", "queue", "detail")
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -109,21 +112,27 @@ def _read(question: MessageQuestion) -> None:
 
 def _follow(question: MessageQuestion, output: Format) -> None:
     """Print events as they happen, until the message has ended."""
-    shown: set[LifeEvent] = set()
+    shown: Counter[LifeEvent] = Counter()
     show = _event_shower(output)
-    looked_s = time.monotonic()
+    look_due_s = time.monotonic() + LOOK_S
+    looked_at_end = False
     while True:
         story = question.story()
+        events = Counter(story.events())
         for event in story.events():
-            if event not in shown:
-                shown.add(event)
+            if shown[event] < events[event]:
+                shown[event] += 1
                 show(story, event)
-        if story.ended:
+        if looked_at_end:
             return
+        if looked_at_end := story.ended:
+            question.look_elsewhere()  # the last events may be younger than the last look
+            continue
         question.read_on()
-        if time.monotonic() - looked_s > LOOK_S:
+        if (began_s := time.monotonic()) > look_due_s:
             question.look_elsewhere()
-            looked_s = time.monotonic()
+            took_s = time.monotonic() - began_s
+            look_due_s = time.monotonic() + max(LOOK_S, LOOK_PAUSES * took_s)
 
 
 def _event_shower(output: Format) -> Callable[[MessageStory, LifeEvent], None]:
@@ -156,7 +165,7 @@ def _line(story: MessageStory, event: LifeEvent) -> str:
 
 def _show(story: MessageStory, *, events: bool) -> None:
     said = story.as_dict()
-    line(f"{said['id']}: {len(said['messages'])} messages in journal {story.journal}, offsets {story.start} to {story.position}")
+    line(f"{printable(said['id'])}: {len(said['messages'])} messages in journal {story.journal}, offsets {story.start} to {story.position}")
     if events and said["events"]:
         rows = (
             (_time(each["time_ms"]), *(each[name] for name in ("offset", "what", "message", "queue", "detail"))) for each in said["events"]
@@ -169,6 +178,8 @@ def _show(story: MessageStory, *, events: bool) -> None:
     ]
     if queues:
         table(("message", "queue", "state", "deliveries", "copy"), queues)
+    if len({each["id"] for each in said["messages"]}) > 1:
+        table(("message", "JMSMessageID"), ((each["message"], each["id"]) for each in said["messages"]))
     diverts = [(each["message"], *_divert(found)) for each in said["messages"] for found in each["diverts"]]
     if diverts:
         table(("message", "divert", "state", "record", "detail"), diverts)
@@ -182,8 +193,10 @@ def _deliveries(stay: dict[str, Any]) -> str:
     if stay["failed_deliveries"]:
         return f"{stay['failed_deliveries']} failed"
     if stay["redelivered"]:
-        return "perhaps, before a restart of the broker"
-    return "perhaps" if stay["may_have_been_delivered"] and stay["held"] else "" if stay["may_have_been_delivered"] else "none"
+        return "perhaps, in an earlier epoch"
+    if stay["may_have_been_delivered"] is None:
+        return "unknown"
+    return "perhaps" if stay["may_have_been_delivered"] else "none"
 
 
 def _divert(found: dict[str, Any]) -> tuple[str, ...]:

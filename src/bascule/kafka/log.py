@@ -210,6 +210,7 @@ class PartitionReader:
         self._position = OFFSET_BEGINNING
         self._consumer = self._client()
         self.at_end = False  # the last read reached the end of what can be read
+        self.end_seen = -1  # the offset of the last such end; a node that lags reports an earlier one than others
 
     def _client(self) -> Consumer:
         try:
@@ -262,6 +263,7 @@ class PartitionReader:
                 found.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.at_end = True
+                self.end_seen = offset_of(message)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 raise self._beyond()
             elif not passing(error):

@@ -74,8 +74,10 @@ class PipelineMetrics(Collector):
         """Show that this driver runs the pipelines, and their states. ``tasks`` has the names of their queries."""
         shown = {}
         for name, state in states.items():
-            query = queries.get(tasks[name])
-            shown[name] = ShownPipeline(tasks[name], state, restarts[name], query.last_error_s if query else 0.0)
+            before, query = self._shown.get(name), queries.get(tasks[name])
+            # A pipeline may get another query, for example when a divert leaves its group.
+            error_s = (query.last_error_s if query else 0.0) or (before.error_s if before else 0.0)
+            shown[name] = ShownPipeline(tasks[name], state, restarts[name], error_s)
         self._shown, self._active = shown, True
 
     def measure(

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -39,7 +39,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from bascule.broker.errors import RequestFailed
-from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.log import get_log
 from bascule.core.permissions import Unauthorized
 from bascule.embedded.process import PortInUse
@@ -48,6 +48,7 @@ from bascule.server.actions import ACTIONS, CONTENT_ACTIONS
 from bascule.server.admin_access import OPEN, AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, SecureHeaders
 from bascule.server.admin_app import AdminPage, CurrentApp
 from bascule.server.admin_arguments import arguments_of
+from bascule.server.admin_http import PEER_ENDED
 from bascule.server.audit import AuditTrail
 from bascule.server.console import Console
 from bascule.server.console_sessions import ConsoleSessions
@@ -254,7 +255,10 @@ class _Pages:
             on = parameters.get("id", "") if look.long else parameters.get("queue", "")
             self._audit.record(name, on, who=principal.name, peer=principal.peer)
         async with nullcontext() if look.long else self._turn:
-            content = await self._broker.look(name, parameters)
+            if look.long:
+                content = await _while_wanted(request, self._broker.look(name, parameters))
+            else:
+                content = await self._broker.look(name, parameters)
             if isinstance(content, bytes):
                 return Response(content, headers={"content-type": "application/octet-stream", "content-disposition": "attachment"})
             text = await beside(partial(_json, content))
@@ -300,6 +304,24 @@ class _Pages:
         self._audit.check()
         self._audit.record("dead letters", request.query_params.get("queue", ""), who=principal.name, peer=principal.peer)
         return await self._broker.dead_letters(request.query_params.get("queue", ""), count)
+
+
+async def _while_wanted(request: Request, answer: Coroutine[Any, Any, object]) -> object:
+    """Return an answer. Cancel it if the client leaves, or closes its side of the connection, which looks the same. Raises Unavailable."""
+    asking, leaving = asyncio.create_task(answer), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            raise Unavailable("the client has closed the connection, so the search was cancelled")
+        return asking.result()
+    finally:
+        asking.cancel()
+        leaving.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect" and not request.scope["state"].get(PEER_ENDED):
+        pass
 
 
 def _json(content: object) -> bytes:

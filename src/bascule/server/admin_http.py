@@ -32,6 +32,9 @@ CONNECTIONS_MAX: Final = 128
 #: Bytes that one turn of the event loop parses. A chunk of one byte needs six bytes and about 20 µs. Nearly all requests are smaller.
 PIECE_BYTES: Final = 4 << 10
 
+#: Key of the state of a request whose peer has closed its side of the connection.
+PEER_ENDED: Final = "peer_ended"
+
 LIMITS: Final = HandshakeLimits(WAITING_MAX, WAITING_PER_ADDRESS_MAX, REQUEST_TIMEOUT_S)
 
 
@@ -91,6 +94,9 @@ class AdminConnection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection of a peer that has closed its side until the answer is sent. TLS has no half-closed connections."""
         self._ended = True
+        if self._answering():
+            self.scope["state"][PEER_ENDED] = True
+            self.cycle.message_event.set()  # wakes a page that waits for the end of the peer
         return self.scheme == "http" and (self._answering() or bool(self._unparsed))
 
     def _answering(self) -> bool:

@@ -6,10 +6,70 @@ from bascule.core.extras import require
 
 require("metrics")
 
-from prometheus_client import CollectorRegistry, start_http_server
+import socket
+import sys
+import threading
+from contextlib import suppress
+from socketserver import ThreadingMixIn
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from bascule.core.errors import Unavailable
+
+#: Connections at once: each has a thread. A further one ends the oldest, so that peers that send nothing do not keep Prometheus out.
+CONNECTIONS_MAX: Final = 16
+#: How long, in seconds, the server waits for the next bytes of a request, or for a peer that reads no answer.
+PEER_TIMEOUT_S: Final = 10.0
+
+
+class _Handler(WSGIRequestHandler):
+    """One connection, which has one request."""
+
+    timeout = PEER_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log no requests."""
+
+
+class _BoundedServer(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, and few of them. The host must be an address, not a name."""
+
+    daemon_threads = True
+    request_queue_size = CONNECTIONS_MAX
+
+    def __init__(self, family: int, host: str, port: int) -> None:
+        self.address_family = family
+        self._lock = threading.Lock()
+        self._open: dict[int, socket.socket] = {}  # by identity, the oldest first
+        super().__init__((host, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a new connection, at the cost of the oldest one if there are too many."""
+        with self._lock:
+            if len(self._open) >= CONNECTIONS_MAX:
+                _end(self._open.pop(next(iter(self._open))))
+            self._open[id(request)] = request
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget a connection that has ended."""
+        with self._lock:
+            self._open.pop(id(request), None)
+        super().shutdown_request(request)
+
+    def end_connections(self) -> None:
+        """End all connections."""
+        with self._lock:
+            for connection in self._open.values():
+                _end(connection)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore peers that leave or send nothing. Their threads have ended."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class MetricsServer:
@@ -20,13 +80,23 @@ class MetricsServer:
         registry = CollectorRegistry()
         registry.register(collector)
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            self._server = _BoundedServer(family, str(address[0]), port)
         except OSError as error:
             raise Unavailable(f"could not serve metrics at {host}:{port}: {error}") from error
+        self._server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
         self.port = int(self._server.server_port)
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving, and end the connections."""
         self._server.shutdown()
         self._server.server_close()
+        self._server.end_connections()
         self._thread.join()
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):  # the peer has ended it
+        connection.shutdown(socket.SHUT_RDWR)

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from bascule.core.errors import BasculeError
 from bascule.kafka.admin import Topics
-from bascule.kafka.history import TopicHistory, content_of
+from bascule.kafka.history import READ_TIMEOUT_S, TopicHistory, content_of, known_offset
+from bascule.timeline.budget import SearchBudget
 from bascule.timeline.facts import LifeEvent, What
 from bascule.timeline.wanted import WantedId
 
@@ -21,21 +22,24 @@ AUDIT_EVENTS_MAX: Final = 1_000
 ACTIONS: Final = frozenset({"queues/purge", "queues/move", "queues/delete", "dead-letters/return", "subscriptions/delete"})
 #: Names of the audit's actions for messages of clients.
 SEND, RECEIVE = "send", "receive"
+_WHO: Final = {SEND: "by", RECEIVE: "to"}
 
 
 class AuditSearch:
     """Searches the lines since a time, and then those that are appended. ``gaps`` says what was not read, and why."""
 
-    def __init__(self, kafka: Mapping[str, Any], topic: str, lines_max: int = AUDIT_LINES_MAX) -> None:
+    def __init__(self, kafka: Mapping[str, Any], topic: str, lines_max: int = AUDIT_LINES_MAX, budget: SearchBudget | None = None) -> None:
         self._kafka = kafka
+        self._budget = budget or SearchBudget()
         self._topic = topic
         self._lines_max = lines_max
         self._next: dict[int, int] = {}  # offset to continue at, by partition
         self._left = lines_max
         self._found: list[LifeEvent] = []
         self.gaps: list[str] = []
-        #: Whether the audit records messages: some line in the range is a send or a delivery with the id of its message.
-        self.records_messages = False
+        self._more = 0  # events that are not kept
+        #: Whether the audit recorded messages when a message with the id was sent: one of the lines is its send.
+        self.has_send = False
 
     def events(self, wanted: WantedId, queues: Collection[str], from_ms: int, to_ms: int | None) -> list[LifeEvent]:
         """Return the events about messages with an id, and about queues, in the order of their times; a later call reads only new lines."""
@@ -45,20 +49,26 @@ class AuditSearch:
             if not partitions:
                 self.gaps.append(f"audit topic {self._topic!r} does not exist")
             for partition in range(partitions):
-                found += list(self._of_partition(partition, wanted, queues, from_ms, to_ms))
+                for event in self._of_partition(partition, wanted, queues, from_ms, to_ms):
+                    if len(found) < AUDIT_EVENTS_MAX:
+                        found.append(event)
+                    else:
+                        self._more += 1
         except BasculeError as error:
             self.gaps.append(f"audit topic {self._topic!r} cannot be read: {error}")
         found.sort(key=lambda event: event.time_ms)
-        if len(found) > AUDIT_EVENTS_MAX:
-            self.gaps.append(f"the audit has {len(found)} events about the message and its queues; only the first {AUDIT_EVENTS_MAX} count")
-        return found[:AUDIT_EVENTS_MAX]
+        if self._more:
+            self.gaps.append(f"{self._more} more events of the audit about the message and its queues are not shown")
+        return list(found)
 
     def _of_partition(
         self, partition: int, wanted: WantedId, queues: Collection[str], from_ms: int, to_ms: int | None
     ) -> Iterator[LifeEvent]:
-        history = TopicHistory(self._kafka, self._topic, partition)
+        history = TopicHistory(self._kafka, self._topic, partition, self._budget.timeout_s(READ_TIMEOUT_S))
         known = self._next.get(partition)
         start, end = max(history.earliest(), history.at_time(from_ms) if known is None else known), history.stable()
+        if end < history.latest():
+            self.gaps.append(f"an open transaction hides the end of audit topic {self._topic!r}, partition {partition}")
         if to_ms is not None:
             end = min(end, history.at_time(to_ms))
         if end - start > self._left:
@@ -67,8 +77,16 @@ class AuditSearch:
             )
             end = start + self._left
         self._left -= max(0, end - start)
+        self._next[partition] = start
         for record in history.records(start, end, committed=True):
-            event = self._event(content_of(record)[1] or b"", wanted, queues)
+            if why := self._budget.spent:
+                at = f"audit topic {self._topic!r}, partition {partition}"
+                self.gaps.append(f"{at}, was read up to offset {known_offset(record)} only, of {end}: {why}")
+                return
+            line = content_of(record)[1] or b""
+            self._budget.take(len(line))
+            self._next[partition] = known_offset(record) + 1
+            event = self._event(line, wanted, queues)
             if event is not None:
                 yield event
         self._next[partition] = max(start, end)
@@ -83,13 +101,29 @@ class AuditSearch:
             return None
         who = f"{said.get('who') or 'a client without login'} from {said.get('from', '')}"
         if action in (SEND, RECEIVE) and "message_id" in said:
-            self.records_messages = True
-            if not wanted.is_written(str(said["message_id"])):
+            message_id = str(said["message_id"])
+            if not wanted.is_written(message_id):
                 return None
-            return LifeEvent(time_ms, -1, What.SENT if action == SEND else What.RECEIVED, detail=f"{on}, by {who}{_remarks(said)}")
-        if action in ACTIONS and said.get("allowed") and on in queues:
-            return LifeEvent(time_ms, -1, What.ADMINISTERED, detail=f"{action} on {on}, by {who}: {said.get('result', '')}")
+            self.has_send |= action == SEND
+            as_id = "" if wanted.names_one else f"; as {message_id}"
+            return LifeEvent(
+                time_ms, -1, What.SENT if action == SEND else What.RECEIVED, detail=f"{on}, {_WHO[action]} {who}{_remarks(said)}{as_id}"
+            )
+        if action in ACTIONS and said.get("allowed") and (on in queues or not on):
+            on = on or "the default dead-letter queue"
+            detail = f"{action} on {on}, by {who}{_chosen(said)}: {said.get('result', '')}"
+            return LifeEvent(time_ms, -1, What.ADMINISTERED, detail=detail)
         return None
+
+
+def _chosen(said: Mapping[str, Any]) -> str:
+    """Return a remark if an action was for some messages of the queue only."""
+    try:
+        arguments = json.loads(said.get("arguments", "{}"))
+        some = any(arguments.get(name) for name in ("selector", "ids"))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        some = True  # cut, or of another version
+    return ", for some messages only" if some else ""
 
 
 def _remarks(said: Mapping[str, Any]) -> str:

@@ -16,18 +16,20 @@ class Fate(enum.StrEnum):
 
     WAITING = "waiting"
     IN_BRANCH = "held by a prepared transaction"
-    #: The journal does not say which of the three.
-    REMOVED = "acknowledged, purged, or expired without an expiry address"
+    #: The journal does not say which of them, nor who did it.
+    REMOVED = "acknowledged or removed"
     ACKNOWLEDGED = "acknowledged in a distributed transaction"
     EXPIRED = "expired"
     DEAD_LETTERED = "dead-lettered"
-    MOVED = "moved, or forwarded in a transaction"
-    RETURNED = "returned from the dead letters"
+    #: The record that ended the stay also has another message with the id: a move, a client that forwards, or one that repeats an id.
+    MOVED = "moved, or acknowledged while a message with the same id was stored"
+    RETURNED = "returned from the dead letters, or forwarded"
     DELETED = "deleted with its queue"
+    UNKNOWN = "unknown: a part of the journal was not read"
 
 
-#: A message with one of these fates is still in its queue.
-HELD_FATES = frozenset((Fate.WAITING, Fate.IN_BRANCH))
+#: No record that was read has removed a message with one of these fates from its queue.
+HELD_FATES = frozenset((Fate.WAITING, Fate.IN_BRANCH, Fate.UNKNOWN))
 
 
 class What(enum.StrEnum):
@@ -40,11 +42,13 @@ class What(enum.StrEnum):
     ROLLED_BACK = "transaction rolled back"
     DELIVERABLE = "deliverable"
     FAILED = "delivery failed"
-    RESTARTED = "broker restarted"
+    GIVEN_BACK = "delivery given back"
+    RESTARTED = "epoch began"
     LEFT = "left the queue"
     DIVERTED = "diverted"
+    DIVERT_FAILED = "not diverted: dead letter"
     SENT = "sent by a client"
-    RECEIVED = "delivered to a client"
+    RECEIVED = "transferred to a client"
     ADMINISTERED = "administration"
 
 
@@ -74,7 +78,8 @@ class QueueStay:
     """A message in one queue. ``offset`` and ``time_ms`` are those of the record that ended the stay.
 
     ``failed`` is the number of failed deliveries that the journal states. ``deliverable``: the broker may have delivered the message.
-    ``redelivered``: the broker was started again while this was the case. ``copy`` names the message that replaces this one elsewhere.
+    ``reservations_known``: all records were read that could have made the message deliverable. ``redelivered``: another epoch began while
+    it was. ``copy`` names the message that replaces this one elsewhere.
     """
 
     queue: int
@@ -83,13 +88,14 @@ class QueueStay:
     time_ms: int = 0
     failed: int = 0
     deliverable: bool = False
+    reservations_known: bool = False
     redelivered: bool = False
     xid: Xid | None = None
     copy: str = ""
 
     @property
     def held(self) -> bool:
-        """Return whether the message is still in the queue."""
+        """Return whether no record that was read has removed the message from the queue."""
         return self.fate in HELD_FATES
 
 
@@ -97,8 +103,10 @@ class QueueStay:
 class JournaledMessage:
     """A message in the journal. ``offset`` is that of its record, -1 if only the store has the message.
 
-    ``takers`` are the diverts that take the message, and ``exclusive`` those of them that took it instead of the queues. ``copied_from``
-    names the message that this one replaces, and ``xid`` is the branch that sent it.
+    ``epoch`` is -1 in the second case: the store does not say which epoch has accepted the message. ``stays_known``: all queues that took
+    the message are known. ``message_id`` is its JMSMessageID. ``takers`` are the diverts that take the message, and ``exclusive`` those of
+    them that took it instead of the queues. ``copied_from`` names the message that this one replaces, and ``xid`` is the branch that sent
+    it.
     """
 
     mid: int
@@ -121,14 +129,16 @@ class JournaledMessage:
     moved_at_ms: int
     reason: str
     original_queue: str
+    message_id: str = ""
     stays: dict[int, QueueStay] = field(default_factory=dict)
+    stays_known: bool = True
     copied_from: str = ""
     xid: Xid | None = None
 
     @property
     def identity(self) -> str:
-        """Return the name of the message, as the header ``bascule.id`` of a diverted record has it."""
-        return f"{self.epoch}-{self.sequence}-{self.index}"
+        """Return the name of the message, as the header ``bascule.id`` of a diverted record has it; ``*`` for an unknown epoch."""
+        return f"{'*' if self.epoch < 0 else self.epoch}-{self.sequence}-{self.index}"
 
     @property
     def sequence(self) -> int:
@@ -142,7 +152,7 @@ class JournaledMessage:
 
     @property
     def held(self) -> bool:
-        """Return whether some queue still has the message."""
+        """Return whether some queue may still have the message."""
         return any(stay.held for stay in self.stays.values())
 
     def flagged(self, flag: int) -> bool:
@@ -157,7 +167,10 @@ class JournaledMessage:
 
 @dataclass(slots=True)
 class BranchLife:
-    """A transaction branch that has sent the message ``sends`` times, or has received it."""
+    """A transaction branch that has sent the message ``sends`` times, or has received it.
+
+    ``lost``: its end may be in a part of the journal that was not read.
+    """
 
     xid: Xid
     offset: int
@@ -168,10 +181,11 @@ class BranchLife:
     received: int
     ending: Ending | None = None
     ended_ms: int = 0
+    lost: bool = False
 
     @property
     def prepared(self) -> bool:
-        """Return whether the branch still waits for its outcome."""
+        """Return whether no record that was read has ended the branch."""
         return self.ending is None
 
     @property

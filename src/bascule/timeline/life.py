@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
 from bascule.broker.branches import COMMITS, ROLLBACKS
@@ -15,6 +16,7 @@ from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.core.xid import Xid
 from bascule.jms.annotate import MOVED_AT, ORIGINAL_QUEUE, REASON
+from bascule.jms.ids import message_id_text
 from bascule.jms.sections import message_annotation, property_fields_of
 from bascule.journal.branches import Ending, decode_ended, decode_prepared, encoded_xid
 from bascule.journal.fence import Fence
@@ -40,14 +42,20 @@ from bascule.timeline.wanted import WantedId, has
 
 #: Messages with the id that are followed: each costs a search in each record while a queue has it.
 MESSAGES_MAX: Final = 100
+#: Branches that are followed: a client may prepare any number that send a message with the id.
+BRANCHES_MAX: Final = 100
 #: Events that are kept. A message that a consumer fails to process again and again has an event for each attempt.
 EVENTS_MAX: Final = 5_000
-#: Characters of a user id that are kept.
+#: Characters of a user id, of the reason of a dead letter and of the name of its queue that are kept.
 USER_LENGTH_MAX: Final = 200
+TEXT_LENGTH_MAX: Final = 500
 #: Names of queues that are kept: a broker has at most some ten thousand at once, and may create any number over time.
 NAMES_MAX: Final = 200_000
 #: Bytes in each entry that creates a queue: a name that only its JSON has.
 _QUEUE_CREATED: Final = b'"no_local":'
+_RESTARTED: Final = (
+    "the broker was started again, or a standby took over; the message may have been delivered before, and is marked with JMSRedelivered"
+)
 _RESERVE: Final = bytes([Op.RESERVE, 0, 0, 0, 12])
 _QUEUE_DELETED: Final = bytes([Op.QUEUE_DELETED, 0, 0, 0, 4])
 #: Returns the diverts that take a message, and keeps the exclusive diverts in force.
@@ -71,30 +79,45 @@ class MessageLife:
 
     def __init__(
         self, wanted: WantedId, fence: Fence, names: dict[int, QueueName] | None = None, takers: Takers = lambda _: (),
-        epoch_started: Callable[[bytes], None] = lambda _: None,
+        epoch_started: Callable[[bytes], None] = lambda _: None, *, from_start: bool = True,
     ) -> None:  # fmt: skip
-        """``epoch_started`` gets the record of each start of an epoch, and ``takers`` each message with the id."""
+        """``epoch_started`` gets the record of each start of an epoch, and ``takers`` each message with the id.
+
+        ``from_start``: the first record will be that at offset 0, so no earlier record has made later messages deliverable.
+        """
         self.wanted = wanted
         self.fence = fence
         self.names: dict[int, QueueName] = names or {}
         self.messages: dict[int, JournaledMessage] = {}  # by mid
         self.branches: dict[Xid, BranchLife] = {}
         self.events: list[LifeEvent] = []
-        #: Messages with the id, and events, that are not kept.
-        self.more_messages = self.more_events = 0
+        #: Messages with the id, branches and events that are not kept.
+        self.more_messages = self.more_branches = self.more_events = 0
         self.epochs = 0
         self._takers = takers
         self._epoch_started = epoch_started
         self._reserved: dict[int, int] = {}  # queue id -> mid up to which it may have delivered
+        self._reservations_known = from_start  # of the messages to come
         self._needles: tuple[bytes, ...] = ()
         self._look_for()
 
     @property
     def ended(self) -> bool:
         """Return whether the message was found, and no queue and no prepared branch has it any more."""
-        if any(branch.prepared for branch in self.branches.values()):
+        if self.more_messages or self.more_branches or any(branch.prepared for branch in self.branches.values()):
             return False
-        return bool(self.messages) and not any(message.held for message in self.messages.values())
+        return bool(self.messages) and all(message.stays_known and not message.held for message in self.messages.values())
+
+    def lose_track(self) -> None:
+        """Note that records which follow the ones taken so far will not be taken: they may have removed a message or ended a branch."""
+        self._reserved.clear()
+        self._reservations_known = False
+        for message in self.messages.values():
+            for stay in message.stays.values():
+                if stay.held:
+                    stay.fate, stay.reservations_known = Fate.UNKNOWN, False
+        for branch in self.branches.values():
+            branch.lost = branch.prepared
 
     def queue_name(self, queue: int) -> str:
         """Return the name of a queue, or its number if no record that was read has the name."""
@@ -130,21 +153,28 @@ class MessageLife:
         """Apply a record of the store, whose key is ``mid``; None if the message was removed. Take the store before the journal."""
         if value is None:
             if (known := self.messages.get(mid)) is not None:
+                known.stays_known = True
                 for stay in known.stays.values():
                     self._leave(_Record(-1, time_ms, known.epoch), known, stay)
             return
         if not self.wanted.may_be_in(value):
             return
-        header = decode_header(value, check=False)
-        _, start, end = next(entries(value))
+        decode_header(value, check=False)
+        op, start, end = next(entries(value), (0, 0, 0))
+        if op != Op.SEND:
+            return
         send = decode_send(value, start, end)
-        if self.wanted.is_of(send.body) and (message := self._note(_Record(-1, time_ms, header.epoch), mid, send)) is not None:
-            self._tell(LifeEvent(time_ms, -1, What.STORED, message.identity, 0, "the journal record of the message may be gone"))
+        # The record has the epoch that has moved the message, not the one that has accepted it.
+        if self.wanted.is_of(send.body) and (message := self._note(_Record(-1, time_ms, -1), mid, send)) is not None:
+            message.stays_known = not message.multicast  # the record names one queue of the message only
+            more = "" if message.stays_known else "; the store names one of the subscriptions that have it"
+            self._tell(LifeEvent(time_ms, -1, What.STORED, message.identity, 0, f"the journal record of the message may be gone{more}"))
             self._look_for()
 
     def _begin_epoch(self, offset: int, time_ms: int, value: bytes) -> None:
         self._epoch_started(value)
         self.epochs += 1
+        self._reservations_known = True  # none lasts longer than its epoch
         if self.fence.sequence >= 0:
             last_mid = mid_of(self.fence.sequence, INDEX_MAX)
             self._reserved = {queue: min(mid, last_mid) for queue, mid in self._reserved.items()}
@@ -152,12 +182,11 @@ class MessageLife:
             for stay in message.stays.values():
                 if stay.fate is Fate.WAITING and stay.deliverable and not stay.redelivered:
                     stay.redelivered = True
-                    what = "may have been delivered before; marked with JMSRedelivered"
-                    self._tell(LifeEvent(time_ms, offset, What.RESTARTED, message.identity, stay.queue, what))
+                    self._tell(LifeEvent(time_ms, offset, What.RESTARTED, message.identity, stay.queue, _RESTARTED))
 
     def _look_for(self) -> None:
         """Note the bytes of which a record must have some, if it concerns the messages."""
-        held = [mid for mid, message in self.messages.items() if message.held]
+        held = [mid for mid, message in self.messages.items() if message.held or not message.stays_known]
         prepared = [encoded_xid(branch.xid) for branch in self.branches.values() if branch.prepared]
         self._needles = (*self.wanted.needles, _QUEUE_CREATED, _RESERVE, _QUEUE_DELETED, *map(packed_mid, held), *prepared)
 
@@ -182,13 +211,16 @@ class MessageLife:
                 self._make_deliverable(record, message, stay)
 
     def _note(self, record: _Record, mid: int, send: Send) -> JournaledMessage | None:
-        """Follow a message; None if there are too many, or a copy from the store is replaced with what the journal knows."""
+        """Follow a message; None if there are too many. What the journal says about a message replaces what the store says."""
         if mid not in self.messages and len(self.messages) >= MESSAGES_MAX:
             self.more_messages += 1
             return None
         queues = send.queues if not send.flags & SendFlag.PIPELINES_ONLY else ()
         message = described(mid, record.epoch, record.offset, record.time_ms, send, self._takers(send))
-        message.stays = {queue: QueueStay(queue) for queue in queues}
+        known = self._reservations_known and record.offset >= 0
+        message.stays = {queue: QueueStay(queue, reservations_known=known) for queue in queues}
+        if (stored := self.messages.get(mid)) is not None:
+            self.events = [event for event in self.events if event.offset >= 0 or event.identity != stored.identity]
         self.messages[mid] = message
         return message
 
@@ -229,9 +261,12 @@ class MessageLife:
         return message, stay
 
     def _failed(self, record: _Record, message: JournaledMessage, stay: QueueStay, count: int) -> None:
-        stay.failed = count
-        detail = f"{count} failed deliveries so far" if count else "given back; the delivery does not count as failed"
-        self._tell(LifeEvent(record.time_ms, record.offset, What.FAILED, message.identity, stay.queue, detail))
+        more, stay.failed = count > stay.failed, count
+        if stay.fate is Fate.UNKNOWN:
+            stay.fate = Fate.WAITING  # the broker counts only the deliveries of messages that it has
+        what = What.FAILED if more else What.GIVEN_BACK
+        detail = f"{'' if more else 'this delivery does not count as failed; '}{count} failed deliveries so far"
+        self._tell(LifeEvent(record.time_ms, record.offset, what, message.identity, stay.queue, detail))
 
     def _reserve(self, record: _Record, queue: int, mid: int) -> None:
         self._reserved[queue] = mid
@@ -265,6 +300,9 @@ class MessageLife:
         sends = sum(self.wanted.is_of(send.body) for send in entry.sends)
         received = [found for queue, counts in entry.received for mid, _ in counts if (found := self._stay(queue, mid)) and found[1].held]
         if not sends and not received:
+            return
+        if entry.xid not in self.branches and len(self.branches) >= BRANCHES_MAX:
+            self.more_branches += 1
             return
         self.branches[entry.xid] = BranchLife(
             entry.xid, record.offset, entry.since_ms, entry.container, entry.user, sends, len(received)
@@ -309,9 +347,15 @@ class MessageLife:
                 copies.remove(copy)
                 copy.copied_from, stay.copy = message.identity, copy.identity
                 self._leave(record, message, stay, _fate_of_move(message, copy))
-        for message in record.new:
-            if not message.copied_from and record.committed:
-                message.xid = record.committed[-1]
+        self._note_sender(record)
+
+    def _note_sender(self, record: _Record) -> None:
+        """Note the branch that has sent the new messages, if the record has no others: it has the sends of other clients, too."""
+        sent = [message for message in record.new if not message.copied_from]
+        senders = [xid for xid in record.committed if self.branches[xid].sends]
+        if len(senders) == 1 and len(sent) == self.branches[senders[0]].sends:
+            for message in sent:
+                message.xid = senders[0]
 
     def _copy_of(self, message: JournaledMessage, stay: QueueStay, copies: Sequence[JournaledMessage]) -> JournaledMessage | None:
         """Return the message of this record that replaces another one. One that the broker has annotated names its earlier queue."""
@@ -325,7 +369,7 @@ class MessageLife:
         if not stay.held:
             return
         stay.fate, stay.offset, stay.time_ms = fate, record.offset, record.time_ms
-        detail = str(fate)
+        detail = str(fate) if record.offset >= 0 else "the store has deleted the message, which left its queue before"
         if fate is Fate.REMOVED and 0 < message.expiry_ms <= record.time_ms:
             detail += "; it was to expire before that time"
         if stay.copy:
@@ -345,9 +389,10 @@ def _fate_of_move(message: JournaledMessage, copy: JournaledMessage) -> Fate:
 
 def described(mid: int, epoch: int, offset: int, time_ms: int, send: Send, takers: tuple[str, ...]) -> JournaledMessage:
     """Return what a SEND entry says about its message. Sections that cannot be read count as missing."""
-    sent_ms, user_id = 0, ""
+    sent_ms, user_id, message_id = 0, "", ""
     try:
         fields = property_fields_of(send.body)
+        message_id = message_id_text(fields[0])
         sent_ms = int(fields[9] or 0)
         user_id = fields[1][:USER_LENGTH_MAX].decode(errors="replace") if isinstance(fields[1], bytes) else ""
     except (BasculeError, TypeError, ValueError):
@@ -357,8 +402,9 @@ def described(mid: int, epoch: int, offset: int, time_ms: int, send: Send, taker
         mid=mid, epoch=epoch, offset=offset, time_ms=time_ms, address=send.address, multicast=send.routing == Routing.MULTICAST,
         flags=send.flags, priority=send.priority, size_bytes=len(send.body), accepted_ms=send.timestamp_ms, expiry_ms=send.expiry_ms,
         due_ms=send.delivery_time_ms, sent_ms=sent_ms, user_id=user_id, source=send.source, takers=takers, exclusive=send.diverts,
-        moved_at_ms=int(moved_at_ms) if isinstance(moved_at_ms, int) else 0, reason=reason if isinstance(reason, str) else "",
-        original_queue=original_queue if isinstance(original_queue, str) else "",
+        moved_at_ms=int(moved_at_ms) if isinstance(moved_at_ms, int) else 0,
+        reason=reason[:TEXT_LENGTH_MAX] if isinstance(reason, str) else "",
+        original_queue=original_queue if isinstance(original_queue, str) else "", message_id=message_id,
     )  # fmt: skip
 
 
@@ -382,4 +428,16 @@ def _parts(message: JournaledMessage) -> Iterator[str]:
     elif message.exclusive:
         yield f"taken by exclusive divert {', '.join(message.exclusive)}"
     elif not message.stays:
-        yield "no queue takes it"
+        yield "stored for no queue"
+    if message.due_ms > 0:
+        yield f"not to be delivered before {_moment(message.due_ms)}"
+    if message.expiry_ms > 0:
+        yield f"expires at {_moment(message.expiry_ms)}"
+
+
+def _moment(time_ms: int) -> str:
+    """Return a time as text; senders may set any."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms since 1970"

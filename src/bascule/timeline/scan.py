@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,12 +14,13 @@ from bascule.journal.errors import ForeignRecord, RecordError
 from bascule.journal.fence import Fence
 from bascule.journal.reading import Trimmed
 from bascule.journal.records import Send
-from bascule.kafka.history import TopicHistory, content_of
+from bascule.kafka.history import READ_TIMEOUT_S, TopicHistory, content_of
 from bascule.kafka.log import PartitionReader, offset_of
 from bascule.kafka.snapshots import SnapshotStore
 from bascule.pipelines.divert import DivertFilter, exclusive_in_force
 from bascule.pipelines.registry import journal_position
 from bascule.pipelines.spec import PipelinesSpec
+from bascule.timeline.budget import SearchBudget
 from bascule.timeline.facts import QueueName
 from bascule.timeline.life import MessageLife
 from bascule.timeline.wanted import WantedId
@@ -31,15 +33,15 @@ BATCH_RECORDS: Final = 1_000
 READ_S: Final = 0.5
 #: A read that gets no records for this time, although there are more, has failed.
 SILENCE_S: Final = 60.0
+_SILENT: Final = "Kafka returns no more records"
 
 
 @dataclass(frozen=True, slots=True)
 class ScanLimits:
-    """The range and the cost of a search: journal records since a time, a number of records, and a time; None for no limit."""
+    """The range of a search in the journal: records since a time, and a number of records; None for no limit."""
 
     since_ms: int | None = None
     records_max: int | None = JOURNAL_RECORDS_MAX
-    seconds_max: float | None = None
 
 
 class _TakingDiverts:
@@ -57,37 +59,49 @@ class _TakingDiverts:
         """Note the exclusive diverts of a new epoch."""
         self._exclusive = exclusive_in_force(self._exclusive, value)
 
+    def restart(self, exclusive: frozenset[str]) -> None:
+        """Note the exclusive diverts that are in force where the reader continues."""
+        self._exclusive = exclusive
+
 
 class JournalScan:
     """One pass over the journal for the messages with an id. ``gaps`` says what was not read, and why.
 
     ``first`` is the oldest offset of the journal, ``start`` the first offset of the pass, ``position`` the next one, ``end`` the end of the
-    journal when the pass began.
+    journal when the pass began. ``complete``: all records from ``start`` up to that end were read.
     """
 
     def __init__(
         self, pipelines: PipelinesSpec, wanted: WantedId, limits: ScanLimits, names: Mapping[int, QueueName] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        budget: SearchBudget | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """Find the range. ``names`` are the queues of a running broker; None reads them from the newest snapshot. Raises BasculeError."""
         self._pipelines = pipelines
         self._limits = limits
         self._clock = clock
-        self._began_s = clock()
+        self._budget = budget or SearchBudget()
         self._reader: PartitionReader | None = None
         self.gaps: list[str] = []
+        self.cut = ""  # why the pass ended before the end of the journal
         self.records = 0
         journal, partition = pipelines.topics.journal, pipelines.topics.partition
-        history = TopicHistory(pipelines.kafka, journal, partition)
+        history = TopicHistory(pipelines.kafka, journal, partition, self._budget.timeout_s(READ_TIMEOUT_S))
         self.first, self.end = history.earliest(), history.latest()
         self.start = self.first if limits.since_ms is None else max(self.first, history.at_time(limits.since_ms))
         self.position = self.start
         if self.first > 0:
             self.gaps.append(f"the journal before offset {self.first} is gone")
         at = journal_position(journal, "", partition, self.start, history)
-        diverts = _TakingDiverts(pipelines, frozenset(at.exclusive))
+        self._diverts = _TakingDiverts(pipelines, frozenset(at.exclusive))
         known = dict(names) if names is not None else self._names()
-        self.life = MessageLife(wanted, Fence(at.epoch, at.sequence), known, diverts, diverts.epoch_started)
+        self.life = MessageLife(
+            wanted, Fence(at.epoch, at.sequence), known, self._diverts, self._diverts.epoch_started, from_start=self.start == 0
+        )
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the records up to the end were read."""
+        return self.position >= self.end
 
     def close(self) -> None:
         """Free the client."""
@@ -121,25 +135,31 @@ class JournalScan:
             reader.seek(position)
             since_s = self._clock()
             while position < end:
-                batch = reader.read(BATCH_RECORDS, READ_S)
+                batch = reader.read(self._budget.room(BATCH_RECORDS), READ_S)
                 for record in batch:
                     position = offset_of(record) + 1
                     self._take_stored(record)
                 since_s = self._clock() if batch else since_s
-                if self._spent() or self._clock() - since_s > SILENCE_S or (reader.at_end and not batch):
+                if reader.end_seen >= end:
+                    position = end
+                if self._budget.spent or self._clock() - since_s > SILENCE_S:
                     break
                 yield
-            if position < end and not reader.at_end:
-                self.gaps.append(f"the store was read up to offset {position} only, of {end}")
+            if position < end:
+                self.gaps.append(f"the store was read up to offset {position} only, of {end}: {self._budget.spent or _SILENT}")
         except BasculeError as error:
             self.gaps.append(f"the store could not be read: {error}")
         finally:
             reader.close()
+            if self.start > self.first:
+                self.life.lose_track()  # the records before ``start`` may have removed what is in the store
 
     def _take_stored(self, record: Any) -> None:
         key, value = content_of(record)
+        self._budget.take(len(value or b""))
         if key is not None and key.isdigit():
-            self.life.take_stored(int(key), record.timestamp()[1], value)
+            with suppress(ForeignRecord):
+                self.life.take_stored(int(key), record.timestamp()[1], value)
 
     # -- the journal -------------------------------------------------------------------------------------------------
 
@@ -147,15 +167,15 @@ class JournalScan:
         """Read up to the end of the journal, or to a limit. Yields after each batch. Raises BasculeError."""
         since_s = self._clock()
         while self.position < self.end:
-            if self._spent():
-                self.gaps.append(f"the journal was read up to offset {self.position} only, of {self.end}, because of the limit")
+            if why := self._spent():
+                self.cut = f"the journal was read up to offset {self.position} only, of {self.end}, because of the limit: {why}"
                 return
-            if self._read_batch(min(BATCH_RECORDS, self.end - self.position)):
+            if self._read_batch(self._budget.room(min(BATCH_RECORDS, self.end - self.position))):
                 since_s = self._clock()
-            elif self._reader is not None and self._reader.at_end:
-                self.position = self.end  # what was there before the end was trimmed
+            elif self._reader is not None and self._reader.end_seen >= self.end:
+                self.position = self.end  # the last offsets have no records, as those of an aborted transaction
             elif self._clock() - since_s > SILENCE_S:
-                self.gaps.append(f"the journal was read up to offset {self.position} only: Kafka does not answer")
+                self.cut = f"the journal was read up to offset {self.position} only, of {self.end}: {_SILENT}"
                 return
             yield
 
@@ -172,16 +192,15 @@ class JournalScan:
         try:
             records = reader.read_at_once(count, READ_S)
         except Trimmed:
-            now = reader.range()[0]
-            self.gaps.append(f"the journal between offsets {self.position} and {now} was trimmed during the search")
-            self.position = self.first = now
-            self.life.fence.sequence = -1
-            reader.seek(now)
+            self._skip_to(reader.range()[0])
+            reader.seek(self.position)
             return True
         for record in records:
             offset = offset_of(record)
+            value = content_of(record)[1]
+            self._budget.take(len(value or b""))
             try:
-                self.life.take(offset, record.timestamp()[1], content_of(record)[1])
+                self.life.take(offset, record.timestamp()[1], value)
             except ForeignRecord:
                 pass
             except RecordError as error:
@@ -190,8 +209,18 @@ class JournalScan:
             self.records += 1
         return bool(records)
 
-    def _spent(self) -> bool:
-        limits = self._limits
-        if limits.records_max is not None and self.records >= limits.records_max:
-            return True
-        return limits.seconds_max is not None and self._clock() - self._began_s > limits.seconds_max
+    def _skip_to(self, offset: int) -> None:
+        """Continue at an offset. The records before it were trimmed, and may have had the start of an epoch or the end of a message."""
+        self.gaps.append(f"the journal between offsets {self.position} and {offset} was trimmed during the search")
+        journal, partition = self._pipelines.topics.journal, self._pipelines.topics.partition
+        history = TopicHistory(self._pipelines.kafka, journal, partition, self._budget.timeout_s(READ_TIMEOUT_S))
+        at = journal_position(journal, "", partition, offset, history)
+        self.position = self.first = offset
+        self.life.fence = Fence(at.epoch, at.sequence)
+        self._diverts.restart(frozenset(at.exclusive))
+        self.life.lose_track()
+
+    def _spent(self) -> str:
+        """Return why the pass over the journal must end; "" if it may go on."""
+        limit = self._limits.records_max
+        return f"{limit} journal records" if limit is not None and self.records >= limit else self._budget.spent

@@ -22,7 +22,7 @@ NO_TRANSACTION: Final = (
 )
 NO_REASON: Final = (
     "The journal does not say whether a message that left a queue was acknowledged by a consumer, removed by an administrator, or expired"
-    " without an expiry address."
+    " or was dead-lettered without an address for that."
 )
 NO_DUPLICATES: Final = (
     "The journal does not record repeated sends that the broker recognised as duplicates. The audit records each send, with"
@@ -31,21 +31,35 @@ NO_DUPLICATES: Final = (
 NOT_FOUND: Final = (
     "No message with this id is in the part of the journal that was read. The journal has no messages that were non-persistent, unless a"
     " divert takes them; none that were sent to a topic without durable subscriptions; none that were refused, or sent in a transaction"
-    " that did not commit; and none that the journal's retention has removed."
+    " that has not committed; and none that the retention of the journal has removed, also if a prepared transaction still holds them."
 )
 DIVERTS_ONLY: Final = (
     "The message is in the journal for diverts only (non-persistent, or without a durable subscription): what became of it at consumers is"
     " not recorded."
 )
-DIVERTS_OF_SETTINGS: Final = "Which diverts take a message follows from their present settings, except for exclusive diverts."
+DIVERTS_OF_SETTINGS: Final = (
+    "Which diverts take a message follows from their present settings, except for exclusive diverts: a divert that was changed or removed"
+    " since may have taken it, too."
+)
+TRANSFERS: Final = (
+    "A transfer to a client is not yet a delivery to its application: the client may have prefetched the message. Nothing records queue"
+    " browsers, which take no message."
+)
+SAME_ID: Final = "Messages with different ids match: the JMSMessageID of each is shown."
+STORE_NAMES_ONE: Final = (
+    "The store names one of the subscriptions that have a message of a topic. The others are shown when they acknowledge the message."
+)
+#: The state of a divert's outcome that has a record in the target topic (``DivertState.WRITTEN``).
+WRITTEN: Final = "written"
+_TIME_OF_RECORD: Final = "the time is that of the record, not of the write"
 
 
 @dataclass(slots=True)
 class MessageStory:
     """The life of a message, with the findings in other topics.
 
-    ``outcomes`` are rows of ``DivertOutcome``. ``audit`` says whether the audit topic was read, and ``audited`` whether it records
-    messages. ``gaps`` says what was not read, and why.
+    ``outcomes`` are rows of ``DivertOutcome``. ``audited`` says whether the audit topic has a send of the message, so that it recorded
+    messages at that time. ``gaps`` says what was not read, and why. ``complete``: the journal was read up to its end.
     """
 
     life: MessageLife
@@ -59,21 +73,25 @@ class MessageStory:
     audited: bool = False
     gaps: Sequence[str] = ()
     diverts_ended: bool = False
+    complete: bool = True
 
     @property
     def ended(self) -> bool:
         """Return whether nothing more can happen to the message."""
-        return self.life.ended and self.diverts_ended
+        return self.complete and self.life.ended and self.diverts_ended
 
     def events(self) -> list[LifeEvent]:
         """Return all events in the order of their times; those of one journal record stay in their order."""
         # A diverted record has the time that the sender set, which precedes the divert's work.
         accepted_ms = {message.identity: message.time_ms for message in self.life.messages.values()}
         diverted = [
-            LifeEvent(max(each.time_ms, accepted_ms.get(each.identity, 0)), -1, What.DIVERTED, each.identity, 0, divert_text(each))
+            LifeEvent(
+                max(each.time_ms, accepted_ms.get(each.identity, 0)), -1,
+                What.DIVERTED if each.state == WRITTEN else What.DIVERT_FAILED, each.identity, 0, f"{divert_text(each)}; {_TIME_OF_RECORD}",
+            )
             for each in self.outcomes
             if each.offset >= 0
-        ]
+        ]  # fmt: skip
         return sorted((*self.life.events, *self.audit_events, *diverted), key=lambda event: (event.time_ms, event.what is not What.SENT))
 
     def unrecorded(self) -> list[str]:
@@ -84,6 +102,8 @@ class MessageStory:
         yield from self.gaps
         if self.start > self.first:
             yield f"the journal before offset {self.start} was not read, because of the time limit of the search"
+        if self.life.more_branches:
+            yield f"{self.life.more_branches} more prepared transactions with this message are not shown"
         if self.life.more_messages:
             yield f"{self.life.more_messages} more messages with this id are not shown"
         if self.life.more_events:
@@ -94,6 +114,7 @@ class MessageStory:
         if not messages:
             if not any(branch.prepared for branch in self.life.branches.values()):
                 yield NOT_FOUND
+                yield DIVERTS_OF_SETTINGS
             return
         if not self.audited:
             yield NO_DELIVERIES
@@ -105,8 +126,13 @@ class MessageStory:
             yield NO_REASON
         if not all(message.in_queues for message in messages):
             yield DIVERTS_ONLY
-        if any(message.takers for message in messages):
-            yield DIVERTS_OF_SETTINGS
+        if any(event.what is What.RECEIVED for event in self.audit_events):
+            yield TRANSFERS
+        if not all(message.stays_known for message in messages):
+            yield STORE_NAMES_ONE
+        if len({message.message_id for message in messages}) > 1:
+            yield SAME_ID
+        yield DIVERTS_OF_SETTINGS
 
     # -- JSON --------------------------------------------------------------------------------------------------------
 
@@ -118,7 +144,7 @@ class MessageStory:
             "journal": {"topic": self.journal, "first": self.first, "from": self.start, "to": self.position},
             "ended": self.ended,
             "messages": [self._message(message) for message in life.messages.values()],
-            "branches": [_branch(branch) for branch in life.branches.values()],
+            "branches": [self._branch(branch) for branch in life.branches.values()],
             "events": [self.event(event) for event in self.events()],
             "unrecorded": self.unrecorded(),
         }
@@ -133,7 +159,8 @@ class MessageStory:
     def _message(self, message: JournaledMessage) -> dict[str, Any]:
         source = message.source
         return {
-            "message": message.identity, "offset": message.offset if message.offset >= 0 else None, "address": message.address,
+            "message": message.identity, "id": message.message_id,
+            "offset": message.offset if message.offset >= 0 else None, "address": message.address,
             "routing": "multicast" if message.multicast else "anycast", "accepted_ms": message.accepted_ms, "sent_ms": message.sent_ms,
             "persistent": message.flagged(SendFlag.DURABLE), "priority": message.priority, "bytes": message.size_bytes,
             "expiry_ms": message.expiry_ms, "due_ms": message.due_ms,
@@ -148,11 +175,29 @@ class MessageStory:
         }  # fmt: skip
 
     def _stay(self, stay: QueueStay) -> dict[str, Any]:
+        unknown = stay.held and (stay.fate is Fate.UNKNOWN or not self.complete)
         return {
-            "queue": self.life.queue_name(stay.queue), "queue_id": stay.queue, "state": str(stay.fate), "held": stay.held,
+            "queue": self.life.queue_name(stay.queue), "queue_id": stay.queue, "state": str(Fate.UNKNOWN if unknown else stay.fate),
+            "held": None if unknown else stay.held,
             "left_offset": stay.offset if stay.offset >= 0 else None, "left_ms": stay.time_ms, "failed_deliveries": stay.failed,
-            "may_have_been_delivered": stay.deliverable, "redelivered": stay.redelivered,
+            "may_have_been_delivered": self._deliverable(stay), "redelivered": stay.redelivered,
             "branch": str(stay.xid) if stay.xid is not None else "", "copy": stay.copy,
+        }  # fmt: skip
+
+    def _deliverable(self, stay: QueueStay) -> bool | None:
+        """Return whether the broker may have delivered a message; None if a record that was not read decides that."""
+        if stay.deliverable:
+            return True
+        return False if stay.reservations_known and (self.complete or not stay.held) else None
+
+    def _branch(self, branch: BranchLife) -> dict[str, Any]:
+        outcome = "prepared" if branch.ending is None else branch.ending.name.lower().replace("_", " ")
+        if branch.prepared and (branch.lost or not self.complete):
+            outcome = str(Fate.UNKNOWN)
+        return {
+            "xid": str(branch.xid), "client": branch.container, "user": branch.user, "prepared_ms": branch.since_ms,
+            "prepared_offset": branch.offset, "sends": branch.sends, "received": branch.received, "outcome": outcome,
+            "ended_ms": branch.ended_ms, "forced": branch.forced,
         }  # fmt: skip
 
 
@@ -165,12 +210,3 @@ def divert_text(outcome: Any) -> str:
     """Return what a divert has done, in words."""
     where = f" {outcome.topic}-{outcome.partition} offset {outcome.offset}" if outcome.offset >= 0 else ""
     return f"divert {outcome.divert!r}: {outcome.state}{where}{': ' + outcome.detail if outcome.detail else ''}"
-
-
-def _branch(branch: BranchLife) -> dict[str, Any]:
-    return {
-        "xid": str(branch.xid), "client": branch.container, "user": branch.user, "prepared_ms": branch.since_ms,
-        "prepared_offset": branch.offset, "sends": branch.sends, "received": branch.received,
-        "outcome": "prepared" if branch.ending is None else branch.ending.name.lower().replace("_", " "),
-        "ended_ms": branch.ended_ms, "forced": branch.forced,
-    }  # fmt: skip

@@ -62,6 +62,11 @@ class WantedId:
         except (BasculeError, TypeError):  # TypeError: an earlier version accepted ids of any type
             return False
 
+    @property
+    def names_one(self) -> bool:
+        """Return whether the text can mean one JMSMessageID only."""
+        return len(self._texts) == 1
+
     def is_written(self, message_id: str) -> bool:
         """Return whether a JMSMessageID, as the broker writes it into the audit, is the wanted one."""
         if len(message_id) < AUDITED_LENGTH:

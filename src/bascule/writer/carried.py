@@ -14,8 +14,12 @@ from bascule.core.durations import Durations
 
 #: The header of the record of a position that has the counts.
 HEADER: Final = "bascule.carried"
-#: Upper bounds, in seconds, of the histograms: from a small transaction on an idle machine to a pipeline that was paused for an hour.
-BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+#: Upper bounds, in seconds, of the histograms: from a small transaction on an idle machine to a pipeline that was paused for a week.
+BOUNDS_S: Final = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0, 21_600.0, 86_400.0, 604_800.0
+)  # fmt: skip
+#: How many of these bounds the stored histograms of earlier versions have.
+_EARLIER_BOUNDS: Final = 15
 #: Digits of the stored sums of seconds.
 _SUM_DIGITS: Final = 6
 _HISTOGRAMS: Final = ("transactions", "batches", "latencies")
@@ -108,6 +112,8 @@ def _natural(number: Any) -> int:
 
 def _durations(said: Any) -> Durations:
     counts, sum_s = said
+    if len(counts) == _EARLIER_BOUNDS + 1:  # its durations above the last bound may be of any length
+        counts = [*counts[:-1], *[0] * (len(BOUNDS_S) - _EARLIER_BOUNDS), counts[-1]]
     if len(counts) != len(BOUNDS_S) + 1:
         return _NO_DURATIONS
     return Durations(BOUNDS_S, tuple(map(_natural, counts)), float(sum_s))

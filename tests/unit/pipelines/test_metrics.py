@@ -124,6 +124,13 @@ def counters(driver: Driver) -> dict[tuple[str, str], float]:
     }
 
 
+def test_latency_of_a_pipeline_that_was_paused_for_a_day_has_a_bucket() -> None:
+    driver = Driver()
+    paused = CarriedCounts(latencies=CarriedCounts().latencies.with_these((80_000.0,)))
+    driver.run({"diverts/journal/0": replace(JOURNAL, carried=paused)})
+    assert driver.value("pipeline_latency_seconds_bucket", task="diverts", le="86400.0") == 1
+
+
 def test_metrics_are_served_until_the_driver_ends() -> None:
     with metrics_of(0, "127.0.0.1") as metrics:
         assert metrics is not None

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -272,3 +272,42 @@ def test_request_with_too_long_head_is_refused() -> None:
         assert post(port, ACTION, '{"name": "q"}')[0] == 200
 
     served(Broker(), ask)
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+def test_client_that_leaves_ends_its_search(reset: bool) -> None:
+    class Searching(Broker):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun, self.cancelled = asyncio.Event(), asyncio.Event()
+
+        async def look(self, name: str, parameters: Mapping[str, str]) -> object:
+            self.begun.set()
+            try:
+                return await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+
+    broker = Searching()
+
+    async def ask(port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /messages/life?id=a HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(SOON_S):
+            await broker.begun.wait()
+            if reset:
+                writer.transport.abort()
+            else:
+                writer.close()
+            await broker.cancelled.wait()
+
+    on_its_loop(ask, broker)
+
+
+def test_client_that_waits_gets_the_answer_of_its_search() -> None:
+    async def ask(port: int) -> None:
+        code, text = await asyncio.to_thread(get, port, "/messages/life?id=a")
+        assert (code, json.loads(text)["parameters"]) == (200, {"id": "a"})
+
+    on_its_loop(ask)

@@ -71,6 +71,41 @@ async def test_few_searches_run_at_once_and_a_failed_one_frees_its_place(
         assert (await life(broker, id="ID:a"))["messages"] == []
 
 
+@run_async
+async def test_cancelled_request_ends_its_search(kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, budgets = threading.Event(), []
+
+    def search(*arguments: Any) -> dict[str, Any]:
+        budgets.append(arguments[-1])
+        begun.set()
+        while not budgets[0].spent:
+            arguments[-1].take(1)
+        return {}
+
+    monkeypatch.setattr(message_life, "SEARCHED_RECORDS_MAX", None)
+    monkeypatch.setattr(message_life, "_answer", search)
+    async with serving(kafka, tmp_path) as broker:
+        asking = asyncio.create_task(life(broker, id="ID:a"))
+        await called(begun.wait)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        for _ in range(message_life.SEARCHES_MAX):
+            await called(message_life._slots.acquire)
+        for _ in range(message_life.SEARCHES_MAX):
+            message_life._slots.release()
+    assert budgets[0].spent == "the search was cancelled"
+
+
+@run_async
+async def test_search_that_has_used_its_records_says_so(kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_life, "SEARCHED_RECORDS_MAX", 1)
+    async with serving(kafka, tmp_path) as broker:
+        await called(sent, broker)
+        found = await life(broker, id="ID:a")
+    assert any("a search reads at most 1 records" in sentence for sentence in found["unrecorded"])
+
+
 @pytest.mark.parametrize("parameters", [{}, {"id": ""}, {"id": "x" * 5000}, {"id": "a", "last_s": "-1"}, {"id": "a", "queue": "q"}])
 @run_async
 async def test_invalid_request_is_refused_and_frees_its_place(kafka: KafkaInMemory, tmp_path: Path, parameters: dict[str, str]) -> None:

@@ -89,3 +89,11 @@ def total(name: str, positions: dict[str, Position | None] | dict[str, Position]
         if position is not None:
             counts = summed(counts, position.carried.pipelines)
     return counts.get(name, PipelineCount())
+
+
+def test_histograms_of_earlier_versions_continue_in_more_buckets() -> None:
+    counts = [0] * 14 + [3, 2]  # up to an hour, and longer
+    stored = json.dumps({"pipelines": {}, "latencies": [counts, 9_000.0]}).encode()
+    found = CarriedCounts.decode(stored).latencies
+    assert (sum(found.counts), found.counts[14], found.counts[-1], found.sum_s) == (5, 3, 2, 9_000.0)
+    assert CarriedCounts.decode(CarriedCounts(latencies=found).encode()).latencies == found

@@ -34,9 +34,9 @@ async function ask(path, options) {
   throw new Refused(answer.status, content?.error ?? `the broker answered ${answer.status}`);
 }
 
-export function get(path, parameters = {}) {
+export function get(path, parameters = {}, signal = undefined) {
   const query = new URLSearchParams(parameters).toString();
-  return ask(`/${path}${query ? `?${query}` : ""}`, { method: "GET" });
+  return ask(`/${path}${query ? `?${query}` : ""}`, { method: "GET", signal });
 }
 
 export function post(path, content = {}, headers = {}) {

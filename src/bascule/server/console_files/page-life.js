@@ -18,12 +18,14 @@ function record(divert) {
 
 function deliveries(stay) {
   if (stay.failed_deliveries) return `${stay.failed_deliveries} failed`;
-  return stay.held ? (stay.may_have_been_delivered ? "perhaps delivered" : "not delivered") : "";
+  if (stay.may_have_been_delivered === null) return "unknown";
+  return stay.may_have_been_delivered ? "perhaps delivered" : "not delivered";
 }
 
 function drawn(life) {
   const queues = life.messages.flatMap((each) => each.queues.map((stay) => [each.message, stay.queue, stay.state, deliveries(stay), stay.copy]));
   const diverts = life.messages.flatMap((each) => each.diverts.map((found) => [each.message, found.divert, found.state, record(found), found.detail]));
+  const ids = new Set(life.messages.map((each) => each.id)).size > 1 ? life.messages.map((each) => [each.message, each.id]) : [];
   const branches = life.branches.map((each) => [each.xid, each.client, each.outcome]);
   return [
     h("h2", {}, "Events"),
@@ -31,9 +33,10 @@ function drawn(life) {
       ? grid(["Time", "Event", "Message", "Queue", "Detail"], life.events.map((each) => [moment(each.time_ms), each.what, each.message, each.queue, each.detail]))
       : h("p", { class: "muted" }, "none"),
     queues.length ? [h("h2", {}, "Queues"), grid(["Message", "Queue", "State", "Deliveries", "Copy"], queues)] : null,
+    ids.length ? [h("h2", {}, "Ids"), grid(["Message", "JMSMessageID"], ids)] : null,
     diverts.length ? [h("h2", {}, "Diverts"), grid(["Message", "Divert", "State", "Record", "Detail"], diverts)] : null,
     branches.length ? [h("h2", {}, "Transactions"), grid(["Transaction", "Client", "Outcome"], branches)] : null,
-    h("h2", {}, "Not recorded"),
+    h("h2", {}, "Not read or not recorded"),
     h("ul", {}, life.unrecorded.map((each) => h("li", {}, each))),
   ].flat(Infinity).filter((each) => each !== null);
 }
@@ -45,10 +48,13 @@ export default {
     const input = h("input", { name: "id", value: id, required: true, spellcheck: "false" });
     const since = h("select", { name: "period" }, PERIODS.map(([title, seconds]) => h("option", { value: seconds, selected: String(seconds) === period }, title)));
     const answer = h("div", { role: "status" });
+    let asking = new AbortController();
     const ask = () => {
+      asking.abort();  // the broker ends a search whose client leaves
+      const { signal } = asking = new AbortController();
       answer.replaceChildren(h("p", { class: "muted" }, "Searching…"));
-      get("messages/life", { id, last_s: period }).then((life) => answer.replaceChildren(...drawn(life)))
-        .catch((error) => answer.replaceChildren(h("p", { class: "error" }, error.message)));
+      get("messages/life", { id, last_s: period }, signal).then((life) => signal.aborted || answer.replaceChildren(...drawn(life)))
+        .catch((error) => signal.aborted || answer.replaceChildren(h("p", { class: "error" }, error.message)));
     };
     const go = (event) => {
       event.preventDefault();
@@ -56,6 +62,7 @@ export default {
       if (wanted === location.hash) ask();
       else location.hash = wanted;
     };
+    window.addEventListener("hashchange", () => asking.abort(), { once: true });
     if (id) ask();
     const element = h("div", {},
       h("p", {}, "Shows what the journal, the target topics and the audit topic record about a message. Nothing is changed."),
