@@ -134,8 +134,8 @@ class SettingsReload:
         """Let the last line of an audit file say who has set another file or none; the result goes there, or nowhere."""
         after = planned.configuration.settings.audit.file
         if after != self._node.settings.audit.file:
-            changes = {"applied": ", ".join(each.key for each in planned.compared.applied), "next_file": str(after or "")}
-            self._node.audit.record(ACTION, "", who=why, peer="", **changes)
+            applied = ", ".join(each.key for each in planned.compared.applied)
+            self._node.audit.record(ACTION, "", who=why, peer="", applied=applied, next_file=str(after or ""))
 
     async def _beside(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(in_background(work, "reload"))

@@ -134,7 +134,7 @@ def test_password_of_a_user_comes_from_the_file_then_the_environment(tmp_path: P
     [
         (["status", "--admin", "http://127.0.0.1:1"], 3, "no broker answers at http://127.0.0.1:1/status: "),
         (["queue", "purge", "q", "--admin", "http://127.0.0.1:1"], 3, "no broker answers at http://127.0.0.1:1/queues/purge: "),
-        (["dead-letters", "list", "--admin", "ftp:x"], 3, "no broker answers at ftp:x/dead-letters?queue=&count=100: "),
+        (["dead-letters", "list", "--admin", "ftp:x"], 2, "address of the admin server: ftp:x must begin with https:// or http://"),
         (["receive", "q", "--broker", "amqp://127.0.0.1:1"], 3, "cannot connect to broker 127.0.0.1:1: "),
         (
             ["receive", "q", "--broker", "http://127.0.0.1"],

@@ -65,24 +65,24 @@ async def test_error_that_nobody_expects_changes_nothing_and_is_audited_as_an_er
 @run_async
 async def test_reload_goes_on_when_its_caller_is_cancelled(tmp_path: Path) -> None:
     broker = Reloading(tmp_path, '[broker]\nmax_queues = 5\nusers = {ann = "hush"}\n')
-    reload, users = broker.node.reload, broker.node.users
+    reload, directory = broker.node.reload, broker.node.users
     assert reload is not None
     broker.write('[broker]\nmax_queues = 6\nusers = {ann = "loud"}\n')
-    adopt, began, may_end = users.adopt, threading.Event(), threading.Event()
+    adopt, began, may_end = directory.adopt, threading.Event(), threading.Event()
 
-    def slowly(given: NextUsers) -> dict[str, EndedLogins]:
+    def slowly(users: NextUsers) -> dict[str, EndedLogins]:
         began.set()
         may_end.wait(SOON_S)
-        return adopt(given)
+        return adopt(users)
 
-    users.adopt = slowly  # type: ignore[method-assign]
+    directory.adopt = slowly  # type: ignore[method-assign]
     asked = asyncio.get_running_loop().create_task(reload.reload("test"))
     await asyncio.to_thread(began.wait, SOON_S)
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
     may_end.set()
     await asyncio.gather(*reload._tasks)
-    assert (users.check("ann", "loud"), broker.node.settings.broker.max_queues) == (True, 6)
+    assert (directory.check("ann", "loud"), broker.node.settings.broker.max_queues) == (True, 6)
 
 
 @run_async
