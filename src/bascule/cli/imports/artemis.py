@@ -33,7 +33,6 @@ _AS_ALWAYS: Final = {
     ("persist-delivery-count-before-delivery", "true"),
     ("persist-id-cache", "true"),
     ("wild-card-routing-enabled", "true"),
-    ("security-enabled", "true"),
     ("populate-validated-user", "false"),
     ("reject-empty-validated-user", "false"),
     ("global-max-messages", "-1"),
@@ -151,11 +150,14 @@ def _syntax(context: ImportContext, core: XmlNode) -> AddressSyntax:
 def _security(context: ImportContext, core: XmlNode) -> bool:
     """Return whether Artemis checks users and permissions; if not, every client may connect."""
     node = core.child("security-enabled")
+    if node is None:
+        return True
     try:
-        if node is None or true_or_false(node.text):
+        if true_or_false(node.text):
+            context.taken(node, note="users log in, and [[permission]] says what they may do")
             return True
     except ValueError as error:
-        raise InvalidInput(f"{context.file}:{node.line if node else 0}: security-enabled: {error}") from error
+        raise InvalidInput(f"{context.file}:{node.line}: security-enabled: {error}") from error
     context.set(node, "broker", "allow_anonymous", True, note="no permissions: every client may do everything")
     return False
 

@@ -136,6 +136,8 @@ class _AcceptorImport:
     def run(self) -> None:
         """Import the acceptor."""
         self._set("/port", self._url.port or "61616", "port", whole_number)
+        for name in self._node.defaults:
+            self._row(f"/${{{name}}}", "", Outcome.TAKEN, "", "the default that the URL names; for another value import with --property")
         for key, value in self._url.parameters.items():
             self._parameter(key, value)
         self._tls_files()

@@ -247,7 +247,7 @@ class _AddressSettingImport:
             return
         if child.name in _LIMITS and self._pages:
             if limit:
-                self._context.none(child, f"no limit is needed with PAGE: {_PAGING}")
+                self._context.none(child, f"needs no limit with PAGE: {_PAGING}")
             else:
                 self._context.taken(child, note="no limit, as by default")
         elif child.name in _PAGE_LIMITS and not self._pages:
@@ -259,7 +259,7 @@ class _AddressSettingImport:
     def _policy(self, child: XmlNode) -> None:
         policy = child.text.upper()
         if child.name == "address-full-policy" and policy == "PAGE":
-            self._context.differs(child, "", f"no limit: {_PAGING}")
+            self._context.differs(child, "", _PAGING)
         elif child.name == "page-full-policy" and not self._pages:
             self._context.none(child, "has no effect in Artemis either, without the policy PAGE")
         elif policy in _WHEN_FULL:

@@ -12,6 +12,7 @@ from bascule.jms.selector import SelectorError, compile_selector
 
 _ANYCAST: Final = "anycast"
 _FILTER: Final = "no filter of a queue: give the selector to the consumer, or to a divert"
+_NO_OWNER: Final = "queues of the file have no owner"
 _SUBSCRIPTION: Final = "a subscription cannot be in the file; start its durable subscriber once before the first message is sent"
 #: Attributes of a queue without a counterpart, and the element of <address-setting> whose hint they share.
 _AS_DEFAULT: Final = {
@@ -98,12 +99,14 @@ def _import_queue_options(context: ImportContext, queue: XmlNode, address: str) 
         elif key == "enabled":
             context.none(queue, "a queue cannot be disabled; take the permission `send` from its users", attribute=key)
         elif key == "user":
-            context.none(queue, "queues of the file have no owner", attribute=key)
+            context.none(queue, _NO_OWNER, attribute=key)
     for child in queue.children:
         if child.name == "filter":
             context.none(child, _FILTER)
         elif child.name == "durable":
             _durable(context, child)
+        elif child.name == "user":
+            context.none(child, _NO_OWNER)
 
 
 def _exclusive(context: ImportContext, queue: XmlNode, address: str) -> None:

@@ -104,10 +104,10 @@ class ImportContext:
     def rest(self, root: XmlNode) -> None:
         """Report every element and attribute that nothing has reported, so that no setting is left out silently."""
         for node in root.all():
+            for name in [name for name in node.attributes if name not in node.reported]:
+                self.none(node, _UNKNOWN, attribute=name)
             if "" not in node.reported and (node.text or not (node.children or node.attributes)):
                 self.none(node, _UNKNOWN)
-            for name in node.attributes.keys() - node.reported:
-                self.none(node, _UNKNOWN, attribute=name)
 
     def _add(self, node: XmlNode, outcome: Outcome, setting: str, note: str, attribute: str) -> None:
         node.reported.add(attribute)

@@ -90,5 +90,5 @@ def _checked(model: type[BaseModel], table: Mapping[str, Any]) -> None:
         first = error.errors(include_url=False)[0]
         cause = first.get("ctx", {}).get("error")
         where = ".".join(str(part) for part in first["loc"])
-        reason = str(cause) if cause is not None else first["msg"].removeprefix("Input ")
+        reason = str(cause).splitlines()[0] if cause is not None else first["msg"].removeprefix("Input ")
         raise ValueError(f"{where}: {reason}" if where else reason) from None

@@ -11,7 +11,7 @@ from bascule.core.errors import InvalidInput
 
 DEPTH_MAX: Final = 64
 #: Values after the replacement of references, which may repeat objects.
-VALUES_MAX: Final = 100_000
+VALUES_MAX: Final = 20_000
 _NOT_UNQUOTED: Final = frozenset('$"{}[]:=,+#`^?!@*&\\')
 _BLANKS: Final = " \t\r\ufeff"
 

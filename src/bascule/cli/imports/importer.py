@@ -24,7 +24,6 @@ from bascule.config.load import settings_of_text
 from bascule.config.private_file import replace_private
 from bascule.config.users_file import changing, read
 from bascule.core.errors import InvalidInput
-from bascule.server.listener_tls import amqp_tls
 
 #: Beginnings of XML in UTF-8 with a byte order mark, and in UTF-16.
 _MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"<\x00", b"\x00<")
@@ -81,7 +80,11 @@ def import_sources(options: ImportOptions) -> ImportResult:
         users = _import_logins(options, context, root)
     names = ", ".join(source.name for source in options.sources)
     text = toml_text(draft.tree, f"Imported from {names} by `bascule config import`.\nRead its report: some settings have no counterpart.")
-    amqp_tls(settings_of_text(text, str(options.to)).broker.tls)
+    tls = settings_of_text(text, str(options.to)).broker.tls
+    if tls.enabled:
+        from bascule.server.listener_tls import amqp_tls  # needs the extra `broker`
+
+        amqp_tls(tls)
     return ImportResult(text, users, report)
 
 
@@ -96,7 +99,8 @@ def _import_logins(options: ImportOptions, context: ImportContext, root: XmlNode
         note = "no users were given: add them with `bascule user add NAME --role ROLE`, or import again with --users and --roles"
         context.remark(root, f"broker.users_file = {options.users_file}", note, part="/users (not given)")
     roles = {} if options.roles is None else import_roles(_entries(options.roles), options.roles.name, context.report)
-    define_roles(context.draft, context.report, roles, list(named_roles(context)), (context.file, root.line))
+    place = next((node for node in root.all() if node.name == "security-settings"), root)
+    define_roles(context.draft, context.report, roles, list(named_roles(context)), (context.file, place.line))
     if users is not None:
         context.draft.set_unchecked("broker", {"users_file": str(options.users_file)})
     return users

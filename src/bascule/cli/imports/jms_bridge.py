@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -52,8 +52,6 @@ _LITERAL = re.compile(r"(?:[A-Za-z0-9_-]|\\?\.)+")
 _ANY_END = re.compile(r"(?:\.\*|\.\+)$")
 _REPLICAS_OF_A_CLUSTER: Final = 3
 
-Setting = Callable[["_JmsBridgeImport", HoconLeaf], None]
-
 
 class _Rule(NamedTuple):
     number: int
@@ -81,7 +79,7 @@ class _JmsBridgeImport:
 
     def run(self, leaves: Sequence[HoconLeaf]) -> None:
         rules: dict[int, _Rule] = {}
-        for leaf in leaves:
+        for leaf in _without_copies(leaves):
             key = ".".join(leaf.path[1:]) if leaf.path[0] == "bridge" else ""
             if leaf.path[:3] == ("bridge", "routing", "topics") and len(leaf.path) > 4 and leaf.path[3].isdigit():
                 number = int(leaf.path[3])
@@ -249,6 +247,21 @@ class _JmsBridgeImport:
         if (leaf := rule.leaves.get("key.property")) is not None:
             self._row(leaf, Outcome.TAKEN, setting + shown)
         return table
+
+
+def _without_copies(leaves: Sequence[HoconLeaf]) -> Iterator[HoconLeaf]:
+    """Leave out what a table has only because it refers to another one: ``streams = ${bridge.kafka}``."""
+    kafka = {(leaf.line, leaf.path[2:]) for leaf in leaves if leaf.path[:2] == ("bridge", "kafka")}
+    topic = {(leaf.line, leaf.path[3:]) for leaf in leaves if leaf.path[:3] == ("bridge", "journals", "topic")}
+    for leaf in leaves:
+        match leaf.path[1:]:
+            case ("streams" | "ha", *rest) if (leaf.line, tuple(rest)) in kafka:
+                continue
+            case ("journals", "bindings" | "messages", "topic", *rest) | ("journals", "bindings" | "messages", _, "topic", *rest) if (
+                leaf.line, tuple(rest),
+            ) in topic:  # fmt: skip
+                continue
+        yield leaf
 
 
 _RULE_KEYS: Final = frozenset({"match", "address.template", "message.type", "consume.always", "key.property", "correlation.key.override"})
