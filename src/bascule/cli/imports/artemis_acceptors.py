@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from bascule.cli.imports.context import ImportContext, seconds, whole_number
-from bascule.cli.imports.report import Outcome
+from bascule.cli.imports.report import ImportOutcome
 from bascule.cli.imports.toml_text import toml_value
 from bascule.cli.imports.xml_tree import XmlNode
 from bascule.config.fields import is_loopback
@@ -137,14 +137,16 @@ class _AcceptorImport:
         """Import the acceptor."""
         self._set("/port", self._url.port or "61616", "port", whole_number)
         for name in self._node.defaults:
-            self._row(f"/${{{name}}}", "", Outcome.TAKEN, "", "the default that the URL names; for another value import with --property")
+            self._row(
+                f"/${{{name}}}", "", ImportOutcome.TAKEN, "", "the default that the URL names; for another value import with --property"
+            )
         for key, value in self._url.parameters.items():
             self._parameter(key, value)
         self._tls_files()
         if self._tls:
             self._context.draft.set_unchecked("broker", {"tls": self._tls})
 
-    def _row(self, part: str, value: str, outcome: Outcome, setting: str = "", note: str = "") -> None:
+    def _row(self, part: str, value: str, outcome: ImportOutcome, setting: str = "", note: str = "") -> None:
         self._context.row(self._node, part, value, outcome, setting, note)
 
     def _set(self, part: str, text: str, key: str, convert: Any, differs: str = "") -> None:
@@ -152,16 +154,16 @@ class _AcceptorImport:
             value = convert(text)
             self._context.draft.set("broker", key, value)
         except ValueError as error:
-            self._row(part, text, Outcome.NONE, "", f"broker.{key} cannot have this value: {error}")
+            self._row(part, text, ImportOutcome.NONE, "", f"broker.{key} cannot have this value: {error}")
             return
-        self._row(part, text, Outcome.DIFFERS if differs else Outcome.TAKEN, f"broker.{key} = {toml_value(value)}", differs)
+        self._row(part, text, ImportOutcome.DIFFERS if differs else ImportOutcome.TAKEN, f"broker.{key} = {toml_value(value)}", differs)
 
     def _parameter(self, key: str, value: str) -> None:
         part = f"?{key}"
         match key:
             case "protocols":
                 others = [each for each in self._url.protocols if each != "AMQP"]
-                outcome = Outcome.DIFFERS if others else Outcome.TAKEN
+                outcome = ImportOutcome.DIFFERS if others else ImportOutcome.TAKEN
                 self._row(part, value, outcome, "", f"AMQP 1.0 only: change the clients of {', '.join(others)}" if others else "")
             case "connectionsAllowed":
                 self._set(part, value, "max_connections", lambda text: max(whole_number(text), 0))
@@ -170,13 +172,13 @@ class _AcceptorImport:
             case "handshake-timeout":
                 self._set(part, value, "handshake_timeout_s", whole_number)
             case "amqpDuplicateDetection" if value.lower() == "true":
-                self._row(part, value, Outcome.TAKEN, "", "Bascule always evaluates _AMQ_DUPL_ID")
+                self._row(part, value, ImportOutcome.TAKEN, "", "Bascule always evaluates _AMQ_DUPL_ID")
             case "sslEnabled" if not self._url.tls:
-                self._row(part, value, Outcome.TAKEN, "", "no TLS, as by default")
+                self._row(part, value, ImportOutcome.TAKEN, "", "no TLS, as by default")
             case "sslEnabled" | "keyStorePath" | "keyStoreType" | "trustStorePath" | "trustStoreType" | "needClientAuth" | "wantClientAuth":
                 pass  # _tls_files reports them
             case _:
-                self._row(part, value, Outcome.NONE, "", _PARAMETER_HINTS.get(key, _NETWORK))
+                self._row(part, value, ImportOutcome.NONE, "", _PARAMETER_HINTS.get(key, _NETWORK))
 
     def _tls_files(self) -> None:
         """Import certificates. Bascule reads PEM files, which must exist."""
@@ -184,13 +186,13 @@ class _AcceptorImport:
         if not self._url.tls:
             for key in ("keyStorePath", "keyStoreType", "trustStorePath", "trustStoreType", "needClientAuth", "wantClientAuth"):
                 if key in parameters:
-                    self._row(f"?{key}", parameters[key], Outcome.NONE, "", "has no effect in Artemis either, without sslEnabled")
+                    self._row(f"?{key}", parameters[key], ImportOutcome.NONE, "", "has no effect in Artemis either, without sslEnabled")
             return
         certificate = self._file("keyStore", "certificate", self._files.certificate)
         client_ca = self._file("trustStore", "client_ca", self._files.client_ca) if certificate else None
-        self._row("?sslEnabled", "true", Outcome.TAKEN if certificate else Outcome.NONE, "[broker.tls]" if certificate else "")
+        self._row("?sslEnabled", "true", ImportOutcome.TAKEN if certificate else ImportOutcome.NONE, "[broker.tls]" if certificate else "")
         if client_ca is None and "trustStorePath" in parameters and not certificate:
-            self._row("?trustStorePath", parameters["trustStorePath"], Outcome.NONE, "", "needs the certificate of the server first")
+            self._row("?trustStorePath", parameters["trustStorePath"], ImportOutcome.NONE, "", "needs the certificate of the server first")
         self._client_auth(client_ca)
 
     def _file(self, store: str, key: str, given: Path | None) -> Path | None:
@@ -199,18 +201,18 @@ class _AcceptorImport:
         part = f"?{store}Path"
         if f"{store}Type" in parameters:
             note = "" if kind in _PEM else "Bascule reads PEM"
-            self._row(f"?{store}Type", kind, Outcome.TAKEN if kind in _PEM or given else Outcome.NONE, "", note)
+            self._row(f"?{store}Type", kind, ImportOutcome.TAKEN if kind in _PEM or given else ImportOutcome.NONE, "", note)
         found = given or (Path(path) if kind == "PEM" and Path(path).is_file() else None)
         if found is not None:
             self._tls[key] = str(found)
             note = "" if given is None else "the given PEM file"
-            outcome = Outcome.TAKEN if given is None else Outcome.DIFFERS
+            outcome = ImportOutcome.TAKEN if given is None else ImportOutcome.DIFFERS
             self._row(part, path, outcome, f"broker.tls.{key} = {toml_value(str(found))}", note)
         elif path and kind in _PEM:
-            self._row(part, path, Outcome.NONE, "", f"cannot be read here; import again with --{key.replace('_', '-')} FILE.pem")
+            self._row(part, path, ImportOutcome.NONE, "", f"cannot be read here; import again with --{key.replace('_', '-')} FILE.pem")
         elif path or key == "certificate":
             option = f"--{key.replace('_', '-')}"
-            self._row(part, path, Outcome.NONE, "", _STORE.format(file=f"{key}.pem", option=f"{option} {key}.pem"))
+            self._row(part, path, ImportOutcome.NONE, "", _STORE.format(file=f"{key}.pem", option=f"{option} {key}.pem"))
         return found
 
     def _client_auth(self, client_ca: Path | None) -> None:
@@ -219,12 +221,12 @@ class _AcceptorImport:
             if value is None:
                 continue
             if value.lower() != "true":
-                self._row(f"?{key}", value, Outcome.TAKEN, "", "as by default")
+                self._row(f"?{key}", value, ImportOutcome.TAKEN, "", "as by default")
             elif client_ca is None:
-                self._row(f"?{key}", value, Outcome.NONE, "", "needs broker.tls.client_ca: import again with --client-ca FILE.pem")
+                self._row(f"?{key}", value, ImportOutcome.NONE, "", "needs broker.tls.client_ca: import again with --client-ca FILE.pem")
             else:
                 self._tls["client_certificate"] = word
-                self._row(f"?{key}", value, Outcome.TAKEN, f'broker.tls.client_certificate = "{word}"')
+                self._row(f"?{key}", value, ImportOutcome.TAKEN, f'broker.tls.client_certificate = "{word}"')
 
 
 def take_host(context: ImportContext, listener: ImportedListener, *, allow_insecure: bool) -> None:
@@ -235,9 +237,9 @@ def take_host(context: ImportContext, listener: ImportedListener, *, allow_insec
         + ["[[permission]]"] * (not list(context.draft.tables("permission")))
     )
     values: dict[str, Any] = {"host": host}
-    outcome, note = Outcome.TAKEN, ""
+    outcome, note = ImportOutcome.TAKEN, ""
     if lack and not is_loopback(host):
-        outcome = Outcome.DIFFERS
+        outcome = ImportOutcome.DIFFERS
         if allow_insecure:
             values["allow_insecure"] = True
             note = f"by --allow-insecure, other machines can reach the broker without {lack}"

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from bascule.cli.imports.context import words_of
 from bascule.cli.imports.draft import SettingsDraft
-from bascule.cli.imports.report import ImportReport, ImportRow, Outcome
+from bascule.cli.imports.report import ImportOutcome, ImportReport, ImportRow
 from bascule.cli.imports.substitution import PropertyEntry
 from bascule.cli.imports.toml_text import toml_value
 from bascule.config.users_file import User, check_name
@@ -33,14 +33,14 @@ def import_users(entries: Iterable[PropertyEntry], file: str, users_file: Path, 
     """Return the users of a file."""
     found: dict[str, ImportedUser] = {}
     for entry in entries:
-        outcome, note, password = Outcome.TAKEN, "only verifiers of the password are stored", entry.value or None
+        outcome, note, password = ImportOutcome.TAKEN, "only verifiers of the password are stored", entry.value or None
         try:
             check_name(entry.key, "user")
         except ValueError as error:
-            report.add(ImportRow(file, entry.line, f"users/{entry.key}", MASK, Outcome.NONE, "", str(error)))
+            report.add(ImportRow(file, entry.line, f"users/{entry.key}", MASK, ImportOutcome.NONE, "", str(error)))
             continue
         if entry.value.startswith(_ENCODED) or password is None or not password.isprintable():
-            password, outcome = None, Outcome.DIFFERS
+            password, outcome = None, ImportOutcome.DIFFERS
             note = f"the password cannot be read; set one: `bascule user passwd {entry.key} --file {users_file}`"
         found[entry.key] = ImportedUser(entry.key, password)
         report.add(ImportRow(file, entry.line, f"users/{entry.key}", MASK, outcome, f"user in {users_file}", note))
@@ -55,11 +55,11 @@ def import_roles(entries: Iterable[PropertyEntry], file: str, report: ImportRepo
         try:
             check_name(entry.key, "role")
         except ValueError as error:
-            report.add(ImportRow(file, entry.line, f"roles/{entry.key}", entry.value, Outcome.NONE, "", str(error)))
+            report.add(ImportRow(file, entry.line, f"roles/{entry.key}", entry.value, ImportOutcome.NONE, "", str(error)))
             continue
         found[entry.key] = users
         setting = f"broker.roles.{toml_value(entry.key) if not entry.key.isidentifier() else entry.key} = {toml_value(users)}"
-        report.add(ImportRow(file, entry.line, f"roles/{entry.key}", entry.value, Outcome.TAKEN, setting, ""))
+        report.add(ImportRow(file, entry.line, f"roles/{entry.key}", entry.value, ImportOutcome.TAKEN, setting, ""))
     return found
 
 
@@ -71,6 +71,6 @@ def define_roles(
     for role in named:
         if not roles[role]:
             note = f"no user has this role; `bascule user roles NAME {role}`, or add users to broker.roles, or import with --roles"
-            report.add(ImportRow(*place, f"security-settings/role {role}", "", Outcome.DIFFERS, f"broker.roles.{role} = []", note))
+            report.add(ImportRow(*place, f"security-settings/role {role}", "", ImportOutcome.DIFFERS, f"broker.roles.{role} = []", note))
     if roles:
         draft.set_unchecked("broker", {"roles": roles})

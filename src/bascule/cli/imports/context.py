@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bascule.cli.imports.draft import SettingsDraft
-from bascule.cli.imports.report import ImportReport, ImportRow, Outcome, shown_value
+from bascule.cli.imports.report import ImportOutcome, ImportReport, ImportRow, shown_value
 from bascule.cli.imports.toml_text import toml_value
 from bascule.cli.imports.xml_tree import XmlNode
 from bascule.config.fields import check_pattern
@@ -65,24 +65,24 @@ class ImportContext:
 
     def taken(self, node: XmlNode, setting: str = "", note: str = "", *, attribute: str = "") -> None:
         """Report an element, or one of its attributes, as taken."""
-        self._add(node, Outcome.TAKEN, setting, note, attribute)
+        self._add(node, ImportOutcome.TAKEN, setting, note, attribute)
 
     def differs(self, node: XmlNode, setting: str, note: str, *, attribute: str = "") -> None:
         """Report an element as taken with a difference."""
-        self._add(node, Outcome.DIFFERS, setting, note, attribute)
+        self._add(node, ImportOutcome.DIFFERS, setting, note, attribute)
 
     def none(self, node: XmlNode, note: str, *, attribute: str = "") -> None:
         """Report an element without a counterpart. An element with children covers them."""
-        self._add(node, Outcome.NONE, "", note, attribute)
+        self._add(node, ImportOutcome.NONE, "", note, attribute)
         if not attribute:
             for each in node.all():
                 each.reported |= {"", *each.attributes}
 
     def remark(self, node: XmlNode, setting: str, note: str, *, part: str = "", value: str = "") -> None:
         """Report a difference that no single element of the source causes, at the element that is nearest."""
-        self.report.add(ImportRow(self.file, node.line, node.path + part, value, Outcome.DIFFERS, setting, note))
+        self.report.add(ImportRow(self.file, node.line, node.path + part, value, ImportOutcome.DIFFERS, setting, note))
 
-    def row(self, node: XmlNode, part: str, value: str, outcome: Outcome, setting: str = "", note: str = "") -> None:
+    def row(self, node: XmlNode, part: str, value: str, outcome: ImportOutcome, setting: str = "", note: str = "") -> None:
         """Report a part of the text of an element, such as a parameter of a URL."""
         node.reported.add("")
         self.report.add(ImportRow(self.file, node.line, f"{node.path}{part}", shown_value(part, value), outcome, setting, note))
@@ -109,7 +109,7 @@ class ImportContext:
             if "" not in node.reported and (node.text or not (node.children or node.attributes)):
                 self.none(node, _UNKNOWN)
 
-    def _add(self, node: XmlNode, outcome: Outcome, setting: str, note: str, attribute: str) -> None:
+    def _add(self, node: XmlNode, outcome: ImportOutcome, setting: str, note: str, attribute: str) -> None:
         node.reported.add(attribute)
         path = f"{node.path}@{attribute}" if attribute else node.path
         value = node.attributes.get(attribute, "") if attribute else node.text

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from bascule.cli.imports.context import size_bytes, whole_number
 from bascule.cli.imports.draft import SettingsDraft
 from bascule.cli.imports.hocon import HoconLeaf
-from bascule.cli.imports.report import ImportReport, ImportRow, Outcome, shown_value
+from bascule.cli.imports.report import ImportOutcome, ImportReport, ImportRow, shown_value
 from bascule.cli.imports.toml_text import toml_value
 from bascule.core.errors import InvalidInput
 from bascule.core.topics import MESSAGE_BYTES_MAX
@@ -85,7 +85,7 @@ class _JmsBridgeImport:
                 number = int(leaf.path[3])
                 rules.setdefault(number, _Rule(number, {})).leaves[".".join(leaf.path[4:])] = leaf
             elif not key:
-                self._row(leaf, Outcome.NONE, "", "not a setting of the JMS Bridge")
+                self._row(leaf, ImportOutcome.NONE, "", "not a setting of the JMS Bridge")
             else:
                 self._setting(leaf, key)
         if self.client:
@@ -94,7 +94,7 @@ class _JmsBridgeImport:
         for rule in rules.values():
             self._rule(rule)
 
-    def _row(self, leaf: HoconLeaf, outcome: Outcome, setting: str, note: str = "") -> None:
+    def _row(self, leaf: HoconLeaf, outcome: ImportOutcome, setting: str, note: str = "") -> None:
         key = ".".join(leaf.path)
         self.report.add(ImportRow(self.file, leaf.line, key, shown_value(key, leaf.value), outcome, setting, note))
 
@@ -102,9 +102,9 @@ class _JmsBridgeImport:
         try:
             self.draft.set(section, key, value)
         except ValueError as error:
-            self._row(leaf, Outcome.NONE, "", f"{section}.{key} cannot have this value: {error}")
+            self._row(leaf, ImportOutcome.NONE, "", f"{section}.{key} cannot have this value: {error}")
             return
-        self._row(leaf, Outcome.DIFFERS if differs else Outcome.TAKEN, f"{section}.{key} = {toml_value(value)}", differs)
+        self._row(leaf, ImportOutcome.DIFFERS if differs else ImportOutcome.TAKEN, f"{section}.{key} = {toml_value(value)}", differs)
 
     def _setting(self, leaf: HoconLeaf, key: str) -> None:
         try:
@@ -116,21 +116,21 @@ class _JmsBridgeImport:
                 case "journals.topic.replication":
                     self._replication(leaf)
                 case "journals.topic.partitions" if leaf.value == "1":
-                    self._row(leaf, Outcome.TAKEN, "", "the journal always has one partition")
+                    self._row(leaf, ImportOutcome.TAKEN, "", "the journal always has one partition")
                 case "journals.max.message.size":
                     size = min(size_bytes(leaf.value), MESSAGE_BYTES_MAX)
                     self._set(leaf, "broker", "max_message_bytes", size)
                 case _:
                     self._other(leaf, key)
         except ValueError as error:
-            self._row(leaf, Outcome.NONE, "", str(error))
+            self._row(leaf, ImportOutcome.NONE, "", str(error))
 
     def _other(self, leaf: HoconLeaf, key: str) -> None:
         hint = next((hint for start, hint in _HINTS.items() if key.startswith(start)), None)
         if hint is None and key.startswith("kafka."):
             self._client(leaf, key.removeprefix("kafka."))
         else:
-            self._row(leaf, Outcome.NONE, "", hint or "not known to Bascule, and not taken")
+            self._row(leaf, ImportOutcome.NONE, "", hint or "not known to Bascule, and not taken")
 
     def _client(self, leaf: HoconLeaf, key: str) -> None:
         if key == "sasl.jaas.config":
@@ -139,24 +139,24 @@ class _JmsBridgeImport:
             try:
                 self.draft.set("kafka", "client", {key: leaf.value})
             except ValueError as error:
-                self._row(leaf, Outcome.NONE, "", str(error))
+                self._row(leaf, ImportOutcome.NONE, "", str(error))
                 return
             self.client[key] = leaf.value
-            self._row(leaf, Outcome.TAKEN, f"kafka.client.{toml_value(key)} = {toml_value(leaf.value)}")
+            self._row(leaf, ImportOutcome.TAKEN, f"kafka.client.{toml_value(key)} = {toml_value(leaf.value)}")
         else:
             note = _JAVA_STORES if key.startswith("ssl.") else "a setting of Kafka's client for Java; see the settings of librdkafka"
-            self._row(leaf, Outcome.NONE, "", note)
+            self._row(leaf, ImportOutcome.NONE, "", note)
 
     def _jaas(self, leaf: HoconLeaf) -> None:
         """Take the user of a JAAS line; its password must come from a file."""
         options = dict(_JAAS_OPTION.findall(leaf.value))
         row = leaf._replace(value=" ".join(leaf.value.split()[:2]))
         if "username" not in options:
-            self._row(row, Outcome.NONE, "", "no JAAS: set sasl.username, sasl.password and others of librdkafka in [kafka.client]")
+            self._row(row, ImportOutcome.NONE, "", "no JAAS: set sasl.username, sasl.password and others of librdkafka in [kafka.client]")
             return
         self.client["sasl.username"] = options["username"]
         note = 'the password is not taken: write it to a file, and set "sasl.password" = "file:PATH" in [kafka.client]'
-        self._row(row, Outcome.DIFFERS, f'kafka.client."sasl.username" = {toml_value(options["username"])}', note)
+        self._row(row, ImportOutcome.DIFFERS, f'kafka.client."sasl.username" = {toml_value(options["username"])}', note)
 
     def _replication(self, leaf: HoconLeaf) -> None:
         count = whole_number(leaf.value)
@@ -164,21 +164,21 @@ class _JmsBridgeImport:
         if count >= _REPLICAS_OF_A_CLUSTER:
             self.draft.set_unchecked("journal", {"min_insync_replicas": 2})
             note = "so that each confirmed message survives the loss of a machine; the JMS Bridge leaves it to the topic"
-            self._row(leaf, Outcome.DIFFERS, "journal.min_insync_replicas = 2", note)
+            self._row(leaf, ImportOutcome.DIFFERS, "journal.min_insync_replicas = 2", note)
 
     def _default_replication(self, leaves: Sequence[HoconLeaf]) -> None:
         if "replication_factor" in self.draft.section("journal"):
             return
         self.draft.set_unchecked("journal", {"replication_factor": _REPLICAS_OF_A_CLUSTER, "min_insync_replicas": 2})
         row = HoconLeaf(("bridge", "journals", "topic", "replication (not set)"), "", leaves[0].line)
-        self._row(row, Outcome.TAKEN, "journal.replication_factor = 3, min_insync_replicas = 2", "the default of the JMS Bridge")
+        self._row(row, ImportOutcome.TAKEN, "journal.replication_factor = 3, min_insync_replicas = 2", "the default of the JMS Bridge")
 
     def _rule(self, rule: _Rule) -> None:
         """Make an ingress of a rule, and a divert if a pattern of addresses can say the same as its regular expression."""
         match = rule.leaves.get("match")
         if match is None:
             for leaf in rule.leaves.values():
-                self._row(leaf, Outcome.NONE, "", "a rule without match; the JMS Bridge refuses it, too")
+                self._row(leaf, ImportOutcome.NONE, "", "a rule without match; the JMS Bridge refuses it, too")
             return
         expression = match.value.removeprefix("^").removesuffix("$")
         template = rule.text("address.template", f"kafka.{_TOPIC}")
@@ -186,7 +186,7 @@ class _JmsBridgeImport:
         self._divert(rule, match, expression, template)
         for key, leaf in rule.leaves.items():
             if key not in _RULE_KEYS:
-                self._row(leaf, Outcome.NONE, "", "not known to Bascule, and not taken")
+                self._row(leaf, ImportOutcome.NONE, "", "not known to Bascule, and not taken")
 
     def _ingress(self, rule: _Rule, match: HoconLeaf, expression: str, template: str) -> None:
         name = f"from-kafka-{rule.number + 1}"
@@ -196,17 +196,17 @@ class _JmsBridgeImport:
         try:
             self.draft.add("ingress", table)
         except ValueError as error:
-            self._row(match, Outcome.NONE, "", f"cannot be an ingress: {error}")
+            self._row(match, ImportOutcome.NONE, "", f"cannot be an ingress: {error}")
             return
         note = "a regular expression of Python, which must match the whole name; records from now on"
-        self._row(match, Outcome.TAKEN, f'[[ingress]] name = "{name}", pattern = {toml_value(expression)}', note)
+        self._row(match, ImportOutcome.TAKEN, f'[[ingress]] name = "{name}", pattern = {toml_value(expression)}', note)
         if (leaf := rule.leaves.get("address.template")) is not None:
-            self._row(leaf, Outcome.TAKEN, f'[[ingress]] name = "{name}", to = {toml_value(template)}')
+            self._row(leaf, ImportOutcome.TAKEN, f'[[ingress]] name = "{name}", to = {toml_value(template)}')
         if (leaf := rule.leaves.get("message.type")) is not None:
             note = "a header jms.JMSType does not change it"
-            self._row(leaf, Outcome.DIFFERS, f'[[ingress]] name = "{name}", body = "{table["body"]}"', note)
+            self._row(leaf, ImportOutcome.DIFFERS, f'[[ingress]] name = "{name}", body = "{table["body"]}"', note)
         if (leaf := rule.leaves.get("consume.always")) is not None:
-            self._row(leaf, Outcome.TAKEN, "", "an ingress always reads its topics")
+            self._row(leaf, ImportOutcome.TAKEN, "", "an ingress always reads its topics")
 
     def _divert(self, rule: _Rule, match: HoconLeaf, expression: str, template: str) -> None:
         found = _addresses(expression, template)
@@ -216,19 +216,19 @@ class _JmsBridgeImport:
                 f"no divert: no pattern of addresses means the same as {template!r} with this expression; write a [[divert]] for each JMS"
                 " topic, with `from` (words, '*', '#') and `to`"
             )
-            self._row(match, Outcome.NONE, "", note)
+            self._row(match, ImportOutcome.NONE, "", note)
             for key in ("key.property", "correlation.key.override"):
                 if key in rule.leaves:
-                    self._row(rule.leaves[key], Outcome.NONE, "", "belongs to the divert")
+                    self._row(rule.leaves[key], ImportOutcome.NONE, "", "belongs to the divert")
             return
         source, target = found
         table: dict[str, Any] = {"name": name, "from": source, "to": target, **self._record_key(rule, name)}
         try:
             self.draft.add("divert", table)
         except ValueError as error:
-            self._row(match, Outcome.NONE, "", f"cannot be a divert: {error}")
+            self._row(match, ImportOutcome.NONE, "", f"cannot be a divert: {error}")
             return
-        self._row(match, Outcome.TAKEN, f'[[divert]] name = "{name}", from = {toml_value(source)}, to = {toml_value(target)}')
+        self._row(match, ImportOutcome.TAKEN, f'[[divert]] name = "{name}", from = {toml_value(source)}, to = {toml_value(target)}')
 
     def _record_key(self, rule: _Rule, name: str) -> dict[str, Any]:
         """Return the settings of a divert for the key of its records."""
@@ -243,9 +243,9 @@ class _JmsBridgeImport:
         if (leaf := rule.leaves.get("correlation.key.override")) is not None:
             lost = override and named != "JMSMessageID"
             note = "the key is the property alone, or write `select`: coalesce(correlation_id, ...) AS key" if lost else ""
-            self._row(leaf, Outcome.DIFFERS if lost else Outcome.TAKEN, setting + shown, note)
+            self._row(leaf, ImportOutcome.DIFFERS if lost else ImportOutcome.TAKEN, setting + shown, note)
         if (leaf := rule.leaves.get("key.property")) is not None:
-            self._row(leaf, Outcome.TAKEN, setting + shown)
+            self._row(leaf, ImportOutcome.TAKEN, setting + shown)
         return table
 
 

@@ -20,7 +20,7 @@ _PASSWORDS = re.compile(r"((?:password|passphrase|secret|token)\w*\s*=\s*)(\"[^\
 _USER_OF_URL = re.compile(r"(//)[^/?#@\s]*:[^/?#@\s]*@")
 
 
-class Outcome(enum.StrEnum):
+class ImportOutcome(enum.StrEnum):
     """What became of a setting of the source."""
 
     TAKEN = "taken"
@@ -37,7 +37,7 @@ class ImportRow(NamedTuple):
     line: int
     element: str
     value: str
-    outcome: Outcome
+    outcome: ImportOutcome
     setting: str
     note: str
 
@@ -81,6 +81,6 @@ class ImportReport:
         """Return how many settings were taken, differ, and have no counterpart."""
         counts = Counter(row.outcome for row in self._rows)
         return (
-            f"{counts[Outcome.TAKEN]} taken, {counts[Outcome.DIFFERS]} taken with a difference,"
-            f" {counts[Outcome.NONE]} without a counterpart"
+            f"{counts[ImportOutcome.TAKEN]} taken, {counts[ImportOutcome.DIFFERS]} taken with a difference,"
+            f" {counts[ImportOutcome.NONE]} without a counterpart"
         )

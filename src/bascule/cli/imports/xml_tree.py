@@ -115,7 +115,7 @@ class _TreeBuilder(ContentHandler):
         if self._elements > ELEMENTS_MAX:
             self._refuse(f"the file has more than {ELEMENTS_MAX:,} elements")
         line = self._line
-        attributes, defaults = {}, []
+        attributes, defaults = dict[str, str](), list[str]()
         for (space, key), raw in attrs.items():
             if space == _XSI or key.startswith("xmlns"):
                 continue
