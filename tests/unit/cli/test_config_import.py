@@ -15,9 +15,14 @@ import stat
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from bascule.config.users_file import read
 from tests.unit.cli.conftest import Bascule, Done
@@ -59,6 +64,23 @@ def write(directory: Path, core: str) -> Path:
     path = directory / "broker.xml"
     path.write_text(f"<configuration>\n<core>\n{core}\n</core>\n</configuration>\n")
     return path
+
+
+def self_signed(directory: Path) -> str:
+    """Write a certificate and its key into one PEM file, and return its name."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+        .not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=365))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (directory / "server.pem").write_bytes(certificate.public_bytes(pem) + secret)
+    return "server.pem"
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -149,6 +171,44 @@ def test_host_stays_on_this_machine_unless_the_risk_is_accepted(option: tuple[st
     broker = tomllib.loads((tmp_path / "bascule.toml").read_text())["broker"]
     expected = ("0.0.0.0", True) if option else ("127.0.0.1", None)
     assert (broker["host"], broker.get("allow_insecure")) == expected
+
+
+ACCEPTOR = """
+<acceptors><acceptor name="amqps">tcp://0.0.0.0:5671?sslEnabled=true;keyStorePath={store};keyStoreType={kind};trustStorePath=trust.jks;\
+needClientAuth=true</acceptor></acceptors>
+<security-settings><security-setting match="#"><permission type="send" roles="a"/></security-setting></security-settings>
+"""
+
+
+def test_pem_files_take_the_place_of_key_stores_and_let_the_host_stay(tmp_path: Path, bascule: Bascule) -> None:
+    server = self_signed(tmp_path)
+    write(tmp_path, ACCEPTOR.format(store="server.jks", kind="JKS"))
+    rows = rows_of(bascule("config", "import", "broker.xml", "--certificate", server, "--client-ca", server, "-o", "json"))
+    broker = tomllib.loads((tmp_path / "bascule.toml").read_text())["broker"]
+    assert broker["host"] == "0.0.0.0"
+    assert broker["tls"] == {"certificate": server, "client_ca": server, "client_certificate": "required"}
+    assert {row["outcome"] for row in rows if "StorePath" in row["element"]} == {"differs"}
+    assert bascule("config", "check", "--config", "bascule.toml").returncode == 0
+
+
+def test_key_store_in_pem_is_taken_and_one_of_java_is_not(tmp_path: Path, bascule: Bascule) -> None:
+    server = self_signed(tmp_path)
+    write(tmp_path, ACCEPTOR.format(store=server, kind="PEM"))
+    assert bascule("config", "import", "broker.xml").returncode == 0
+    assert tomllib.loads((tmp_path / "bascule.toml").read_text())["broker"]["tls"] == {"certificate": server}
+    write(tmp_path, ACCEPTOR.format(store=server, kind="JKS"))
+    rows = rows_of(bascule("config", "import", "broker.xml", "--to", "other.toml", "-o", "json"))
+    broker = tomllib.loads((tmp_path / "other.toml").read_text())["broker"]
+    assert (broker["host"], "tls" in broker) == ("127.0.0.1", False)
+    assert any("import again with --certificate certificate.pem" in row["note"] for row in rows)
+
+
+def test_certificate_that_cannot_be_used_is_refused_and_nothing_is_written(tmp_path: Path, bascule: Bascule) -> None:
+    (tmp_path / "server.pem").write_text("no certificate")
+    write(tmp_path, ACCEPTOR.format(store="server.jks", kind="JKS"))
+    done = bascule("config", "import", "broker.xml", "--certificate", "server.pem")
+    assert (done.returncode, "broker.tls: certificate server.pem" in done.stderr) == (2, True)
+    assert not (tmp_path / "bascule.toml").exists()
 
 
 def test_property_without_a_value_is_named_with_its_line(tmp_path: Path, bascule: Bascule) -> None:
