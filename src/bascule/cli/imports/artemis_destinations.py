@@ -157,6 +157,8 @@ def _nearest(divert: XmlNode) -> str:
         return child.text if child is not None else ""
 
     source, target = text("address"), text("forwarding-address")
+    if not source or not target:
+        return "a divert without address or forwarding-address; Artemis refuses it, too"
     filters = divert.child("filter")
     selector = (filters.attributes.get("string") or filters.text).strip() if filters is not None else ""
     exclusive = ", exclusive = true" if text("exclusive").lower() == "true" else ""

@@ -90,6 +90,9 @@ def import_resource_limits(context: ImportContext, section: XmlNode) -> None:
     """Import limits of users."""
     for node in section.each("resource-limit-setting"):
         user = node.attribute("match")
+        if not user:
+            context.none(node, "names no user")
+            continue
         limits: dict[str, Any] = {}
         for child in node.each(*_LIMITS):
             if (limit := _limit(context, child)) is not None:
