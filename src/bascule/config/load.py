@@ -152,6 +152,21 @@ def settings_of(tree: dict[str, Any], layers: Sequence[_Layer]) -> Settings:
         raise ConfigError("\n".join(paragraph.text for paragraph in paragraphs)) from None
 
 
+def settings_of_text(text: str, name: str) -> Settings:
+    """Return the settings of the text of a file alone, without the environment. ``name`` is its name. Raises ConfigError."""
+    layer = _layer_of_text(text, name)
+    return settings_of(layer.values, [layer])
+
+
+def _layer_of_text(text: str, name: str) -> _Layer:
+    try:
+        return _Layer(name, tomllib.loads(text), key_lines(text), not text.strip())
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{name}: arrays or tables are nested too deeply") from None
+
+
 def _tree(layers: Sequence[_Layer]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for layer in layers:
@@ -176,16 +191,11 @@ def _restricted(settings: Settings, needs: Needs) -> Settings:
 
 def _read_file(file: FilePath) -> _Layer:
     try:
-        text = file.read_text(encoding="utf-8")
-        return _Layer(str(file), tomllib.loads(text), key_lines(text), not text.strip())
+        return _layer_of_text(file.read_text(encoding="utf-8"), str(file))
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 (byte {error.start})") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from error
-    except RecursionError:
-        raise ConfigError(f"{file}: arrays or tables are nested too deeply") from None
 
 
 def _read_environment() -> _Layer:

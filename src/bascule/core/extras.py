@@ -13,7 +13,7 @@ from typing import Final
 
 from bascule.core.errors import Scope, Unavailable
 
-_CLI = ("pydantic_settings", "rich", "typer")
+_CLI = ("defusedxml", "pydantic_settings", "rich", "typer")
 _KAFKA = ("confluent_kafka",)
 _POSTGRES = ("psycopg",)
 #: The modules that must be importable, by extra, including those of included extras.

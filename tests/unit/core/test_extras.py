@@ -94,7 +94,7 @@ def test_command_without_its_extra_names_the_package_to_install(arguments: list[
     done = without_packages("from bascule.__main__ import main; sys.argv[0] = 'bascule'; main()", *arguments)
     assert (done.returncode, done.stdout) == (Unavailable.exit_code, "")
     assert done.stderr == (
-        "error: modules pydantic_settings, rich, typer are not installed; install the extra 'cli': pip install 'bascule[cli]', "
+        "error: modules defusedxml, pydantic_settings, rich, typer are not installed; install the extra 'cli': pip install 'bascule[cli]', "
         "or, to run a broker on this machine: pip install 'bascule[all]'\n"
     )
 

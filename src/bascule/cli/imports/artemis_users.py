@@ -1,0 +1,76 @@
+"""``artemis-users.properties`` and ``artemis-roles.properties``: users of a file of users, and ``[broker.roles]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bascule.cli.imports.context import words_of
+from bascule.cli.imports.draft import SettingsDraft
+from bascule.cli.imports.report import ImportOutcome, ImportReport, ImportRow
+from bascule.cli.imports.substitution import PropertyEntry
+from bascule.cli.imports.toml_text import toml_value
+from bascule.config.users_file import User, check_name
+from bascule.core.masking import MASK
+
+#: A password that Artemis has hashed or encrypted.
+_ENCODED: Final = "ENC("
+
+
+class ImportedUser(NamedTuple):
+    """A user; ``password`` is None if Artemis has only its hash."""
+
+    name: str
+    password: str | None
+
+    def user(self, iterations: int) -> User:
+        """Return the user with verifiers of the password."""
+        return User(self.name, {}) if self.password is None else User.of(self.name, self.password, iterations=iterations)
+
+
+def import_users(entries: Iterable[PropertyEntry], file: str, users_file: Path, report: ImportReport) -> list[ImportedUser]:
+    """Return the users of a file."""
+    found: dict[str, ImportedUser] = {}
+    for entry in entries:
+        outcome, note, password = ImportOutcome.TAKEN, "only verifiers of the password are stored", entry.value or None
+        try:
+            check_name(entry.key, "user")
+        except ValueError as error:
+            report.add(ImportRow(file, entry.line, f"users/{entry.key}", MASK, ImportOutcome.NONE, "", str(error)))
+            continue
+        if entry.value.startswith(_ENCODED) or password is None or not password.isprintable():
+            password, outcome = None, ImportOutcome.DIFFERS
+            note = f"the password cannot be read; set one: `bascule user passwd {entry.key} --file {users_file}`"
+        found[entry.key] = ImportedUser(entry.key, password)
+        report.add(ImportRow(file, entry.line, f"users/{entry.key}", MASK, outcome, f"user in {users_file}", note))
+    return list(found.values())
+
+
+def import_roles(entries: Iterable[PropertyEntry], file: str, report: ImportReport) -> dict[str, list[str]]:
+    """Return the users of each role of a file."""
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        users = words_of(entry.value)
+        try:
+            check_name(entry.key, "role")
+        except ValueError as error:
+            report.add(ImportRow(file, entry.line, f"roles/{entry.key}", entry.value, ImportOutcome.NONE, "", str(error)))
+            continue
+        found[entry.key] = users
+        setting = f"broker.roles.{toml_value(entry.key) if not entry.key.isidentifier() else entry.key} = {toml_value(users)}"
+        report.add(ImportRow(file, entry.line, f"roles/{entry.key}", entry.value, ImportOutcome.TAKEN, setting, ""))
+    return found
+
+
+def define_roles(
+    draft: SettingsDraft, report: ImportReport, given: dict[str, list[str]], named: Sequence[str], place: tuple[str, int]
+) -> None:
+    """Set ``[broker.roles]``. A role that permissions name and that has no users is there, too, because permissions need its definition."""
+    roles = {**given, **{role: [] for role in named if role not in given}}
+    for role in named:
+        if not roles[role]:
+            note = f"no user has this role; `bascule user roles NAME {role}`, or add users to broker.roles, or import with --roles"
+            report.add(ImportRow(*place, f"security-settings/role {role}", "", ImportOutcome.DIFFERS, f"broker.roles.{role} = []", note))
+    if roles:
+        draft.set_unchecked("broker", {"roles": roles})

@@ -1,0 +1,85 @@
+"""Properties: files of Java, and ``${name:default}`` in the configuration of Artemis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from bascule.core.errors import InvalidInput
+
+#: A properties file, or a configuration: far more than any that a broker can use.
+FILE_BYTES_MAX: Final = 8 << 20
+_REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+_ENTRY = re.compile(r"((?:\\.|[^\\=:\s])+)\s*[=:\s]?\s*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_ESCAPED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+class PropertyEntry(NamedTuple):
+    """One entry of a properties file."""
+
+    line: int
+    key: str
+    value: str
+
+
+class PropertyReferences:
+    """Replaces references to properties, and collects those that have no value."""
+
+    def __init__(self, values: Mapping[str, str], file: str) -> None:
+        self._values = values
+        self._file = file
+        self._missing: dict[str, int] = {}
+
+    def replaced(self, text: str, line: int) -> tuple[str, tuple[str, ...]]:
+        """Return the text with the values of its properties, and the names of those that got their default."""
+        defaults: list[str] = []
+
+        def value(found: re.Match[str]) -> str:
+            name, colon, default = (part.strip() for part in found[1].partition(":"))
+            if name in self._values:
+                return self._values[name]
+            if colon:
+                defaults.append(name)
+                return default
+            self._missing.setdefault(name, line)
+            return ""
+
+        return _REFERENCE.sub(value, text), tuple(defaults)
+
+    def check(self) -> None:
+        """Raise InvalidInput if a property has neither a value nor a default."""
+        if self._missing:
+            raise InvalidInput(
+                "\n".join(
+                    f"{self._file}:{line}: property {name!r} has no value; give it with --property {name}=VALUE"
+                    for name, line in self._missing.items()
+                )
+            )
+
+
+def property_entries(text: str, file: str) -> Iterator[PropertyEntry]:
+    """Yield the entries of a properties file of Java. Raises InvalidInput for a line without a key."""
+    lines = text.splitlines()
+    number = 0
+    while number < len(lines):
+        start, entry = number + 1, lines[number].lstrip()
+        number += 1
+        if not entry or entry[0] in "#!":
+            continue
+        while _continues(entry) and number < len(lines):
+            entry = entry[:-1] + lines[number].lstrip()
+            number += 1
+        match = _ENTRY.fullmatch(entry)
+        if match is None:
+            raise InvalidInput(f"{file}:{start}: not a line of a properties file: a key must precede '='")
+        yield PropertyEntry(start, _unescaped(match[1]), _unescaped(match[2].rstrip()))
+
+
+def _continues(entry: str) -> bool:
+    return (len(entry) - len(entry.rstrip("\\"))) % 2 == 1
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda found: chr(int(found[1][1:], 16)) if len(found[1]) == 5 else _ESCAPED.get(found[1], found[1]), text)
