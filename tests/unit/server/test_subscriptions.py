@@ -15,7 +15,7 @@ from bascule.amqp.performatives import Source, Target
 from bascule.amqp.types import Described, Symbol
 from bascule.broker.policy import Policy
 from bascule.core.destination import Routing
-from bascule.server.attach import subscription_queue
+from bascule.server.subscription_names import subscription_queue
 from bascule.testing.broker import BrokerInMemory
 from tests.unit.server.served import TOPIC, Client, Served, run_async
 
