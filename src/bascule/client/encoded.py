@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from bascule.client.blocking import Context
 from bascule.client.destination import Queue
 from bascule.client.links import Subscription
 from bascule.client.message import Message
 from bascule.client.sends import SendCompletion
+from bascule.client.session import BROWSE_AHEAD
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import message_id_of
 
+#: Bytes of messages that a browser reads ahead, if they are as large as the largest one before.
+AHEAD_BYTES: Final = 8 << 20
+
 
 def browse_encoded(context: Context, queue: Queue, selector: str = "") -> Iterator[bytes]:
-    """Yield the messages that wait in a queue as the broker sends them, in order, without removing them. Raises as ``Context.browse``."""
-    session = context._session
+    """Yield the messages that wait in a queue as the broker sends them, in order, without removing them. Raises as ``Context.browse``.
+
+    The number of messages that are read ahead follows from the size of the largest one until then.
+    """
+    session, ahead, largest_bytes = context._session, 1, 1
     with context._consumer(Subscription(queue, selector, browse=True), None, 0, None) as browser:
-        while (payload := context._run(session.browse_encoded(browser.state, context._until(None)))) is not None:
+        while (payload := context._run(session.browse_encoded(browser.state, context._until(None), ahead))) is not None:
+            largest_bytes = max(largest_bytes, len(payload))
+            ahead = max(1, min(2 * ahead, BROWSE_AHEAD, AHEAD_BYTES // largest_bytes))
             yield payload
 
 

@@ -17,9 +17,11 @@ from bascule.amqp.types import Described, Symbol, UByte, UInt, ULong
 from bascule.cli import exports
 from bascule.cli.exports import export_definitions, export_messages, import_definitions, import_messages
 from bascule.cli.message_file import check_message_file, messages_in, new_message_file
-from bascule.client import ConnectionFactory, Queue, Topic
+from bascule.client import ConnectionFactory, Queue, Topic, encoded
 from bascule.client.encoded import EncodedSender, browse_encoded
+from bascule.client.links import ConsumerState
 from bascule.client.message import Message
+from bascule.client.session import ClientSession
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.jms.message import JmsMessage, encode_message
 from tests.support.kafka_in_memory import KafkaInMemory
@@ -233,6 +235,24 @@ def test_file_is_written_and_read_message_by_message(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 3_000_000 < file.stat().st_size
     finally:
         tracemalloc.stop()
+
+
+@run_async
+async def test_export_reads_few_large_messages_ahead(kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoded, "AHEAD_BYTES", 30_000)
+    held: list[int] = []
+    browsed = ClientSession.browse_encoded
+
+    def noted(session: ClientSession, consumer: ConsumerState, until_s: float, ahead: int) -> Any:
+        found = yield from browsed(session, consumer, until_s, ahead)
+        held.append(len(consumer.buffer))
+        return found
+
+    monkeypatch.setattr(ClientSession, "browse_encoded", noted)
+    async with serving(kafka, tmp_path / "data") as broker:
+        await called(sent, broker, "orders", *jms_messages(20, body="x" * 10_000))
+        assert await called(waiting, broker, "orders") == jms_messages(20, body="x" * 10_000)
+    assert 0 < max(held) <= 2
 
 
 # -- definitions -------------------------------------------------------------------------------------------------------
