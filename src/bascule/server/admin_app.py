@@ -44,11 +44,11 @@ async def _by_method(answers: dict[str, Page], request: Request) -> Response:
 
 async def not_routed(_request: Request, error: Exception) -> Response:
     """Answer a request without a page: an unknown path, or a method that the path does not have."""
-    assert isinstance(error, HTTPException)
-    allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-    if not allowed:
-        return JSONResponse({"error": "there is no such path"}, error.status_code)
-    return JSONResponse({"error": f"the path allows only {allowed}"}, error.status_code, {"allow": allowed})
+    methods = (error.headers or {}).get("Allow", "") if isinstance(error, HTTPException) else ""
+    if not methods:
+        return JSONResponse({"error": "there is no such path"}, 404)
+    allowed = ", ".join(sorted(methods.split(", ")))
+    return JSONResponse({"error": f"the path allows only {allowed}"}, 405, {"allow": allowed})
 
 
 class CurrentApp:

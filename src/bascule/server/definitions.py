@@ -24,17 +24,22 @@ VERSION: Final = 1
 async def definitions(node: Node, parameters: Mapping[str, str]) -> DefinitionsAnswer:
     """Return the durable queues and subscriptions. Those that end with a client are left out."""
     check_known(parameters, ())
+    queues: list[QueueDefinition] = []
+    subscriptions: list[SubscriptionDefinition] = []
+
+    def add(queue: BrokerQueue) -> None:
+        if not queue.durable:
+            return
+        if queue.routing is Routing.ANYCAST:
+            queues.append(QueueDefinition(name=queue.name, auto_created=queue.auto_created, user=queue.user))
+        else:
+            subscriptions.append(_subscription(queue))
+
     engine = node.loaded_engine
-    kept = [] if engine is None else [each for each in engine.addresses.queues.values() if each.durable]
+    await in_turns(add, () if engine is None else engine.addresses.queues.values())
     return DefinitionsAnswer(
-        format=FORMAT, version=VERSION, broker=bascule.__version__,
-        queues=await in_turns(_queue, (each for each in kept if each.routing is Routing.ANYCAST)),
-        subscriptions=await in_turns(_subscription, (each for each in kept if each.routing is Routing.MULTICAST)),
+        format=FORMAT, version=VERSION, broker=bascule.__version__, queues=queues, subscriptions=subscriptions,
     )  # fmt: skip
-
-
-def _queue(queue: BrokerQueue) -> QueueDefinition:
-    return QueueDefinition(name=queue.name, auto_created=queue.auto_created, user=queue.user)
 
 
 def _subscription(queue: BrokerQueue) -> SubscriptionDefinition:

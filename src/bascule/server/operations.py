@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from bascule.core.destination import ADDRESS_MAX
 from bascule.core.permissions import Permission
-from bascule.server import answers, browsing, listing, looks, status
+from bascule.server import answers, browsing, listing, looks, pipeline_answers, status
 from bascule.server.message_life import PERIOD_MAX_S
 from bascule.server.schemas import Schema
 from bascule.server.sending_messages import PROPERTY_TYPES, SENT_KINDS, TIME_MS_MAX
@@ -253,19 +253,21 @@ _PLAN: Final[Mapping[str, Schema]] = {
 def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], Operation]:
     one, a = f"{collection}/{{name}}", "an" if kind == "ingress" else "a"
     wanted = {
-        verb: Operation(f"Store that {a} {kind} shall {what}", {202: answers.WantedAnswer}, errors=(404, 409))
+        verb: Operation(f"Store that {a} {kind} shall {what}", {202: pipeline_answers.WantedAnswer}, errors=(404, 409))
         for verb, what in (("pause", "pause"), ("resume", "run"), ("stop", "stop"))
     }
     return {
-        ("GET", collection): Operation(f"All pipelines of the kind {kind} with their states", {200: list[answers.PipelineAnswer]}),
-        ("GET", one): Operation(f"The definition of {a} {kind}", {200: answers.DefinitionAnswer}, errors=(404,)),
-        ("GET", f"{one}/status"): Operation(f"State, lag and last error of {a} {kind}", {200: answers.PipelineAnswer}, errors=(404,)),
+        ("GET", collection): Operation(f"All pipelines of the kind {kind} with their states", {200: list[pipeline_answers.PipelineAnswer]}),
+        ("GET", one): Operation(f"The definition of {a} {kind}", {200: pipeline_answers.DefinitionAnswer}, errors=(404,)),
+        ("GET", f"{one}/status"): Operation(
+            f"State, lag and last error of {a} {kind}", {200: pipeline_answers.PipelineAnswer}, errors=(404,)
+        ),
         **{("PUT", f"{one}/{verb}"): operation for verb, operation in wanted.items()},
-        ("POST", f"{one}/restart"): Operation(f"Restart the task of {a} {kind}", {202: answers.RestartAnswer}, errors=(404, 409)),
-        ("GET", f"{one}/offsets"): Operation(f"The positions of {a} {kind}", {200: answers.OffsetsAnswer}, errors=(404,)),
+        ("POST", f"{one}/restart"): Operation(f"Restart the task of {a} {kind}", {202: pipeline_answers.RestartAnswer}, errors=(404, 409)),
+        ("GET", f"{one}/offsets"): Operation(f"The positions of {a} {kind}", {200: pipeline_answers.OffsetsAnswer}, errors=(404,)),
         ("PATCH", f"{one}/offsets"): Operation(
             f"Plan a move of the positions of {a} {kind}, or store a plan",
-            {200: answers.PlanAnswer, 202: answers.ConfirmedAnswer},
+            {200: pipeline_answers.PlanAnswer, 202: pipeline_answers.ConfirmedAnswer},
             arguments=_PLAN,
             errors=(404, 409),
         ),

@@ -15,6 +15,7 @@ import pytest
 from bascule.amqp.codec import encode
 from bascule.amqp.types import Described, Symbol, UByte, UInt, ULong
 from bascule.cli import exports
+from bascule.cli.admin import AdminApiClient
 from bascule.cli.exports import export_definitions, export_messages, import_definitions, import_messages
 from bascule.cli.message_file import check_message_file, messages_in, new_message_file
 from bascule.client import ConnectionFactory, Queue, Topic, encoded
@@ -197,10 +198,8 @@ async def test_refused_message_is_named_by_its_line_with_what_is_stored(
         assert await called(waiting, broker, "orders") == [*jms_messages(3), *jms_messages(2, 4)]
 
 
-USERS = {
-    "broker": {"users": {"ann": "a", "bob": "b"}, "roles": {"all": ["ann"], "see": ["bob"]}},
-    "permission": [{"match": "#", "browse": ["all", "see"], "send": ["all"], "createAddress": ["all"], "createDurableQueue": ["all"]}],
-}  # fmt: skip
+USERS = {"users": {"ann": "a", "bob": "b"}, "roles": {"all": ["ann"], "see": ["bob"]}}
+RULES = [{"match": "#", "browse": ["all", "see"], "send": ["all"], "createAddress": ["all"], "createDurableQueue": ["all"]}]
 
 
 @run_async
@@ -210,9 +209,7 @@ async def test_export_needs_the_permission_to_browse_and_import_that_to_send(
     file, again = tmp_path / "file", tmp_path / "again"
     with new_message_file(file, "orders") as writer:
         writer.add(jms_messages(1)[0])
-    async with serving(
-        kafka, tmp_path / "data", **{name: [*each] if isinstance(each, list) else dict(each) for name, each in USERS.items()}
-    ) as broker:
+    async with serving(kafka, tmp_path / "data", broker=dict(USERS), permission=RULES) as broker:
         monkeypatch.setenv("BASCULE_PASSWORD", "b")
         with pytest.raises(InvalidInput, match=r"'bob'.*'send'"):
             await called(partial(import_messages, file, broker=url(broker), user="bob"))
@@ -282,7 +279,7 @@ async def test_definitions_of_one_broker_are_those_of_another_after_an_import(
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     async with serving(kafka, tmp_path / "data") as broker:
         await called(subscribe, broker)
-        await called(partial(exports.AdminApiClient(admin(broker), None).act, "queues/create", name="kept"))
+        await called(partial(AdminApiClient(admin(broker), None).act, "queues/create", name="kept"))
         found = await defined(broker, one)
     assert (found["format"], found["version"]) == ("bascule-definitions", 1)
     assert {(each["name"], each["auto_created"]) for each in found["queues"]} >= {("kept", False), ("used", True)}
