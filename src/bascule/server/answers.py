@@ -170,7 +170,7 @@ class SettingAnswer(TypedDict):
     value: str
 
 
-class PermissionRule(TypedDict):
+class RuleAnswer(TypedDict):
     """A rule of the settings: the roles that have each permission."""
 
     match: str
@@ -188,7 +188,7 @@ class DecisionAnswer(TypedDict):
 class PermissionsAnswer(TypedDict):
     """The rules, the names of all permissions, and the decision for the user, permission and address of the request."""
 
-    rules: list[PermissionRule]
+    rules: list[RuleAnswer]
     permissions: list[str]
     decision: DecisionAnswer | None
 
@@ -402,7 +402,7 @@ class SessionAnswer(TypedDict):
 # -- definitions -------------------------------------------------------------------------------------------------------
 
 
-class QueueDefinition(TypedDict):
+class HeldQueue(TypedDict):
     """A queue. ``auto_created``: the broker has created it for a client, and deletes it when it is unused. ``user``: for whom."""
 
     name: str
@@ -410,7 +410,7 @@ class QueueDefinition(TypedDict):
     user: str
 
 
-class SubscriptionDefinition(TypedDict):
+class HeldSubscription(TypedDict):
     """A durable subscription; the fields are the arguments of ``subscriptions/create``."""
 
     name: str
@@ -428,5 +428,5 @@ class DefinitionsAnswer(TypedDict):
     format: str
     version: int
     broker: str
-    queues: list[QueueDefinition]
-    subscriptions: list[SubscriptionDefinition]
+    queues: list[HeldQueue]
+    subscriptions: list[HeldSubscription]

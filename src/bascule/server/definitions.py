@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import bascule
 from bascule.broker.queue import BrokerQueue
 from bascule.core.destination import Routing
-from bascule.server.answers import DefinitionsAnswer, QueueDefinition, SubscriptionDefinition
+from bascule.server.answers import DefinitionsAnswer, HeldQueue, HeldSubscription
 from bascule.server.in_turns import in_turns
 from bascule.server.listing import check_known
 from bascule.server.subscription_names import owner_of
@@ -24,14 +24,14 @@ VERSION: Final = 1
 async def definitions(node: Node, parameters: Mapping[str, str]) -> DefinitionsAnswer:
     """Return the durable queues and subscriptions. Those that end with a client are left out."""
     check_known(parameters, ())
-    queues: list[QueueDefinition] = []
-    subscriptions: list[SubscriptionDefinition] = []
+    queues: list[HeldQueue] = []
+    subscriptions: list[HeldSubscription] = []
 
     def add(queue: BrokerQueue) -> None:
         if not queue.durable:
             return
         if queue.routing is Routing.ANYCAST:
-            queues.append(QueueDefinition(name=queue.name, auto_created=queue.auto_created, user=queue.user))
+            queues.append(HeldQueue(name=queue.name, auto_created=queue.auto_created, user=queue.user))
         else:
             subscriptions.append(_subscription(queue))
 
@@ -42,8 +42,8 @@ async def definitions(node: Node, parameters: Mapping[str, str]) -> DefinitionsA
     )  # fmt: skip
 
 
-def _subscription(queue: BrokerQueue) -> SubscriptionDefinition:
-    return SubscriptionDefinition(
+def _subscription(queue: BrokerQueue) -> HeldSubscription:
+    return HeldSubscription(
         name=queue.subscription, topic=queue.address, client_id=owner_of(queue.name, queue.subscription) or "",
         selector=queue.selector_text, no_local=bool(queue.no_local_container), shared=queue.shared, user=queue.user,
     )  # fmt: skip

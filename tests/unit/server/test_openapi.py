@@ -346,7 +346,8 @@ def test_server_answers_what_is_in_the_document_and_nothing_else() -> None:
 
 def test_roles_of_the_document_are_those_that_the_server_asks_for() -> None:
     found = document(api_page.all_pages())
-    wanted, asked = {}, {}
+    wanted: dict[tuple[str, str, str], object] = {}
+    asked: dict[tuple[str, str, str], object] = {}
 
     def ask(port: int) -> None:
         for path, operations in found["paths"].items():
