@@ -174,6 +174,16 @@ def create(engine: Engine, name: str) -> BrokerQueue:
     return engine.create_queue(name, name, Routing.ANYCAST)
 
 
+def subscribe(engine: Engine, queue: str, topic: str, subscription: str, **options: Any) -> BrokerQueue:
+    """Create a durable subscription without a consumer. ``options`` are those of ``create_queue``. Raises ResourceLimit, InvalidInput."""
+    if queue in engine.addresses.subscriptions:
+        raise InvalidInput(f"subscription {queue!r} already exists")
+    engine.check_topic(topic)
+    made = engine.create_queue(queue, topic, Routing.MULTICAST, subscription=subscription, **options)
+    engine.look_for_use(made)
+    return made
+
+
 def dead_letter(engine: Engine, message: BrokerMessage) -> dict[str, Any]:
     """Return the description of a dead letter, by plain names. A value that is missing or cannot be read is None.
 

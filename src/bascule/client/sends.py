@@ -82,6 +82,13 @@ class Sends(Transactions):
             sending = yield from self._put(message, destination, transaction, until_s, completion)
         return sending
 
+    def begin_encoded(
+        self, destination: Destination, message: Message, data: bytes, until_s: float, completion: SendCompletion
+    ) -> Operation[PendingSend]:
+        """Queue an encoded message as it is, outside of transactions. ``message`` is what the completion gets."""
+        self.check()
+        return (yield from self._put(message, destination, None, until_s, completion, data))
+
     def _put(
         self,
         message: Message,
@@ -89,9 +96,10 @@ class Sends(Transactions):
         transaction: SessionTransaction | None,
         until_s: float,
         completion: SendCompletion,
+        encoded: bytes | None = None,
     ) -> Operation[PendingSend]:
-        """Queue a message on the sender link of its destination."""
-        data = encode(message)
+        """Queue a message on the sender link of its destination, as ``encoded`` if it is given."""
+        data = encode(message) if encoded is None else encoded
         if transaction is not None:
             yield from self._declare(transaction, until_s)
         yield from self.core.until(lambda: self.unanswered < SEND_WINDOW, "send", until_s)

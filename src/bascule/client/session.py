@@ -221,11 +221,16 @@ class ClientSession(Sends):
 
     def browse(self, consumer: ConsumerState, until_s: float) -> Operation[Message | None]:
         """Return the next message of a browser, or None after the last."""
+        payload = yield from self.browse_encoded(consumer, until_s)
+        return None if payload is None else Message.received(decode_message(payload))
+
+    def browse_encoded(self, consumer: ConsumerState, until_s: float, ahead: int = BROWSE_AHEAD) -> Operation[bytes | None]:
+        """Return the next message of a browser as the broker sends it, or None after the last. At most ``ahead`` messages are held."""
         for _ in range(BROWSE_ASKS):
             if not consumer.buffer:
-                yield from self._drain(consumer, BROWSE_AHEAD, until_s)
+                yield from self._drain(consumer, ahead, until_s)
                 self._check_consumer(consumer)
-        return Message.received(decode_message(consumer.buffer.popleft().payload)) if consumer.buffer else None
+        return consumer.buffer.popleft().payload if consumer.buffer else None
 
     def _ended(self, consumer: ConsumerState) -> bool:
         return consumer.error is not None or self.over

@@ -22,6 +22,7 @@ from bascule.journal.branches import Ending
 from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.browsing import chosen_messages, selector_of
 from bascule.server.sending_messages import send
+from bascule.server.subscription_names import NAME_DELIMITER, subscription_queue
 
 if TYPE_CHECKING:
     from bascule.server.node import Node
@@ -110,6 +111,24 @@ async def _create(node: Node, _by: Principal, name: str) -> Answer:
     administration.create(node.engine, name)
     await _stored(node, node.engine)
     return {"created": name}
+
+
+async def _subscribe(
+    node: Node, _by: Principal, name: str, topic: str, client_id: str, selector: str, no_local: bool, shared: bool, user: str
+) -> Answer:
+    _check_new("topic", topic)
+    if NAME_DELIMITER in name:
+        raise InvalidInput(f"name {name[:60]!r} contains {NAME_DELIMITER!r}, which a name of a subscription cannot contain")
+    if not client_id and (no_local or not shared):
+        raise InvalidInput("client_id is missing: only a shared subscription without no_local can do without")
+    wanted = selector_of(selector)
+    queue = subscription_queue(client_id or None, name, durable=True)
+    administration.subscribe(
+        node.engine, queue, topic, name, selector="" if wanted is None else wanted.text, no_local=client_id if no_local else "",
+        shared=shared, user=user,
+    )  # fmt: skip
+    await _stored(node, node.engine)
+    return {"created": queue}
 
 
 async def _delete(node: Node, _by: Principal, name: str, force: bool) -> Answer:
@@ -265,6 +284,11 @@ def _to_create(_node: Node, name: str) -> Needs:
     return [(Permission.CREATE_ADDRESS, name), (Permission.CREATE_DURABLE_QUEUE, name)]
 
 
+def _to_subscribe(node: Node, topic: str, **_: Any) -> Needs:
+    creates = [] if node.engine.addresses.knows(topic, Routing.MULTICAST) else [(Permission.CREATE_ADDRESS, topic)]
+    return [*creates, (Permission.CREATE_DURABLE_QUEUE, topic)]
+
+
 def _to_delete(node: Node, name: str, **_: Any) -> Needs:
     addresses = node.engine.addresses
     queue = addresses.anycast.get(name) or addresses.subscriptions.get(name)
@@ -322,6 +346,13 @@ ACTIONS: dict[str, AdminAction] = {
             "delay_ms": 0,
             "persistent": True,
         },
+    ),
+    "subscriptions/create": AdminAction(
+        _subscribe,
+        _to_subscribe,
+        AdminRole.EDIT,
+        ("name", "topic"),
+        {"client_id": "", "selector": "", "no_local": False, "shared": False, "user": ""},
     ),
     "subscriptions/delete": AdminAction(_unsubscribe, _to_delete, AdminRole.EDIT, ("name",), {"force": False}),
     "connections/close": AdminAction(_close, _to_manage, AdminRole.MANAGE, ("id",)),

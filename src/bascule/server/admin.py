@@ -9,13 +9,14 @@ GET /subscriptions         the subscriptions of topics, JSON
 GET /connections           the client connections, JSON
 GET /metrics               Prometheus text
 GET /dead-letters          dead letters, JSON; ?queue=NAME&count=N
+GET /openapi.json          the description of all paths (bascule.server.openapi)
 GET /LOOK                  a part of a list, messages, and what a console needs (bascule.server.looks)
 GET /console/              the console (bascule.server.console)
 POST /GROUP/ACTION         an action with its arguments as JSON (bascule.server.actions)
 .../diverts, /ingresses    control of pipelines (bascule.server.pipelines)
 POST /config/reload        reads the settings again (bascule.server.reload)
 
-``admin_paths`` has the role that each of them needs, and ``bascule.server.admin_access`` decides who has it.
+``admin_pages`` is the table of all of them with the roles that they need, and ``bascule.server.admin_access`` decides who has a role.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from bascule.broker.errors import RequestFailed
@@ -46,7 +47,7 @@ from bascule.embedded.process import PortInUse
 from bascule.server import admin_http, looks
 from bascule.server.actions import ACTIONS, CONTENT_ACTIONS
 from bascule.server.admin_access import OPEN, AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, SecureHeaders
-from bascule.server.admin_app import AdminPage, CurrentApp
+from bascule.server.admin_app import AdminPage, CurrentApp, Page, not_routed, routes_of
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.admin_http import PEER_ENDED
 from bascule.server.audit import AuditTrail
@@ -56,6 +57,7 @@ from bascule.server.descriptors import RESERVED
 from bascule.server.handshakes import Handshakes, TlsContext, no_tls
 from bascule.server.in_turns import beside
 from bascule.server.listener import Listener, bind
+from bascule.server.openapi import DOCUMENT_PATH, ApiDocument
 from bascule.server.pipelines import PipelinePages
 from bascule.server.reload_pages import ReloadPages
 from bascule.server.sending_messages import without_content
@@ -114,7 +116,6 @@ class AdministeredBroker(Protocol):
         """Count and log an error that concerns one request only."""
 
 
-Page = Callable[[Request], Awaitable[Response]]
 #: Metric, its help, and the field of QueueStatus.
 QUEUE_METRICS = (
     ("bascule_queue_messages", "Messages in the queue", "messages"),
@@ -347,12 +348,13 @@ class AdminPath(NamedTuple):
 
 
 def admin_paths(access: AdminAccess) -> list[AdminPath]:
-    """Return all paths, with the roles that they need."""
+    """Return the paths about the broker, with the roles that they need."""
     return [
         AdminPath("GET", "/livez", None),
         AdminPath("GET", "/readyz", None),
         AdminPath("GET", "/active", None),
         AdminPath("GET", "/metrics", None if access.public_metrics else AdminRole.VIEW),
+        AdminPath("GET", DOCUMENT_PATH, AdminRole.VIEW),
         # Dead letters show the content of messages.
         *(AdminPath("GET", path, AdminRole.EDIT if path == "/dead-letters" else AdminRole.VIEW) for path in LOOKS),
         *(AdminPath("GET", f"/{name}", look.role) for name, look in looks.LOOKS.items()),
@@ -360,9 +362,25 @@ def admin_paths(access: AdminAccess) -> list[AdminPath]:
     ]
 
 
-def further_paths(pipelines: PipelinePages | None, reload: ReloadPages | None) -> list[AdminPage]:
-    """Return the paths of other modules."""
-    return [*(() if pipelines is None else pipelines.paths()), *(() if reload is None else reload.paths())]
+def admin_pages(
+    broker: AdministeredBroker, access: AdminAccess, sessions: ConsoleSessions, collectors: Sequence[Collector] = (),
+    pipelines: PipelinePages | None = None, reload: ReloadPages | None = None,
+) -> list[AdminPage]:  # fmt: skip
+    """Return all pages of a server. The table routes the requests, and the OpenAPI document is made from it."""
+    pages = _Pages(broker, access.audit, collectors)
+    table: list[AdminPage] = []
+    apart: dict[str, Page] = {
+        "/livez": pages.livez, "/readyz": pages.readyz, "/active": pages.active, "/metrics": pages.metrics,
+        DOCUMENT_PATH: ApiDocument(table).answer,
+    }  # fmt: skip
+    for method, path, role in admin_paths(access):
+        further = method == "GET" and path.removeprefix("/") in looks.LOOKS
+        answer = apart.get(path) or (pages.look if path in LOOKS else pages.look_further if further else pages.act)
+        table.append(AdminPage(method, path, role, answer))
+    table += Console(access, sessions).pages()
+    table += () if pipelines is None else pipelines.paths()
+    table += () if reload is None else reload.paths()
+    return table
 
 
 def admin_app(
@@ -370,20 +388,10 @@ def admin_app(
     reload: ReloadPages | None = None,
 ) -> ASGIApp:  # fmt: skip
     """Return the application with the routes of one broker."""
-    pages = _Pages(broker, access.audit, collectors)
     sessions = ConsoleSessions(access)
-    console = Console(access, sessions)
-    apart: dict[str, Page] = {"/livez": pages.livez, "/readyz": pages.readyz, "/active": pages.active, "/metrics": pages.metrics}
-    routes = []
-    for method, path, role in admin_paths(access):
-        further = method == "GET" and path.removeprefix("/") in looks.LOOKS
-        page = apart.get(path) or (pages.look if path in LOOKS else pages.look_further if further else pages.act)
-        routes.append(Route(path, _contained(broker, access, sessions, role, page), methods=[method]))
-    for (method, path), page in console.pages().items():
-        routes.append(Route(path, _contained(broker, access, sessions, None, page), methods=[method]))
-    for each in further_paths(pipelines, reload):
-        routes.append(Route(each.path, _contained(broker, access, sessions, each.role, each.answer), methods=[each.method]))
-    app = Starlette(routes=routes)
+    pages = admin_pages(broker, access, sessions, collectors, pipelines, reload)
+    routes = routes_of(pages, lambda page: _contained(broker, access, sessions, page.role, page.answer))
+    app = Starlette(routes=routes, exception_handlers={HTTPException: not_routed})
     app.router.redirect_slashes = False  # the target of a redirect would have the host that the request names
     return SecureHeaders(app, access)
 

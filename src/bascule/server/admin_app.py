@@ -1,24 +1,54 @@
-"""The application of the admin server, which is replaced when other settings say who may use it."""
+"""The application of the admin server: the table of its pages, their routes, and the replacement when other settings say who may use it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bascule.server.admin_access import AdminAccess, AdminRole
 
+Page = Callable[[Request], Awaitable[Response]]
+
 
 class AdminPage(NamedTuple):
-    """A path, the role that a request for it needs, and the function that answers."""
+    """A method and a path, the role that a request for it needs (None: everybody may send it), and the function that answers.
+
+    ``listed_as``: the path in the OpenAPI document, if one path there stands for several pages.
+    """
 
     method: str
     path: str
-    role: AdminRole
-    answer: Callable[[Request], Awaitable[Response]]
+    role: AdminRole | None
+    answer: Page
+    listed_as: str = ""
+
+
+def routes_of(pages: Iterable[AdminPage], guarded: Callable[[AdminPage], Page]) -> list[Route]:
+    """Return a route for each path, so that the answer to a wrong method names all that are right. ``guarded`` checks roles."""
+    by_path: dict[str, dict[str, Page]] = {}
+    for page in pages:
+        by_path.setdefault(page.path, {})[page.method] = guarded(page)
+    return [Route(path, partial(_by_method, answers), methods=list(answers)) for path, answers in by_path.items()]
+
+
+async def _by_method(answers: dict[str, Page], request: Request) -> Response:
+    return await answers["GET" if request.method == "HEAD" else request.method](request)
+
+
+async def not_routed(_request: Request, error: Exception) -> Response:
+    """Answer a request without a page: an unknown path, or a method that the path does not have."""
+    methods = (error.headers or {}).get("Allow", "") if isinstance(error, HTTPException) else ""
+    if not methods:
+        return JSONResponse({"error": "there is no such path"}, 404)
+    allowed = ", ".join(sorted(methods.split(", ")))
+    return JSONResponse({"error": f"the path allows only {allowed}"}, 405, {"allow": allowed})
 
 
 class CurrentApp:

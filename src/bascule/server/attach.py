@@ -22,6 +22,7 @@ from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.server.connection_reset import attached_late, reset_connection
 from bascule.server.coordinator import CoordinatorLink, in_first_transaction
 from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, ProducerLink, no_local_of, selector_of
+from bascule.server.subscription_names import NAME_DELIMITER, subscription_queue
 from bascule.server.traced_links import consumer_link, producer_link
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ ROUTING_OF_CAPABILITY = {
     "temporary-queue": Routing.ANYCAST,
     "temporary-topic": Routing.MULTICAST,
 }
-#: Link names of shared subscriptions carry a suffix: "name|2" for the second consumer, "name|global", "name|volatile3".
-NAME_DELIMITER = "|"
 
 
 class RoutedAddress(NamedTuple):
@@ -279,19 +278,6 @@ def _subscription(client: Client, link: Link) -> tuple[str | None, str]:
             INVALID_FIELD, f"link name {link.name!r:.60} contains no subscription name; a link name must not begin with {NAME_DELIMITER!r}"
         )
     return None if suffix.startswith("global") else client.container, name
-
-
-def subscription_queue(owner: str | None, name: str, *, durable: bool) -> str:
-    """Return the name of the queue of a subscription: ``CLIENT.NAME``, or ``NAME`` for a global subscription.
-
-    The names are unique: the first unescaped dot ends the client id, and the delimiter behind it ends the name, which contains none.
-    """
-    queue = _escaped(name) if owner is None else f"{_escaped(owner)}.{name}"
-    return queue if durable else f"{queue}{NAME_DELIMITER}volatile"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace(".", r"\.")
 
 
 def _existing(client: Client, owner: str | None, name: str, *, durable: bool) -> BrokerQueue | None:

@@ -8,7 +8,6 @@ POST /console/logout       ends the session
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from bascule.server.admin_access import AdminAccess, AdminRole, peer_of
+from bascule.server.admin_app import AdminPage
 from bascule.server.console_sessions import ConsoleSession, ConsoleSessions, give_cookie, session_of
 
 #: What the pages of the console may load: files of this server. They may make no HTML from text (require-trusted-types-for).
@@ -26,8 +26,6 @@ CONTENT_SECURITY_POLICY: Final = (
 TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 ROOT: Final = "/console/"
 INDEX: Final = "index.html"
-
-Page = Callable[[Request], Awaitable[Response]]
 
 
 def files() -> dict[str, tuple[bytes, str]]:
@@ -48,15 +46,15 @@ class Console:
         self._sessions = sessions
         self._files = files()
 
-    def pages(self) -> dict[tuple[str, str], Page]:
-        """Return the page of each method and path."""
-        return {
-            ("GET", "/"): self.root,
-            **{("GET", path): self.file for path in self._files},
-            ("GET", "/console/session"): self.session,
-            ("POST", "/console/login"): self.login,
-            ("POST", "/console/logout"): self.logout,
-        }
+    def pages(self) -> list[AdminPage]:
+        """Return the pages. None of them needs a role."""
+        return [
+            AdminPage("GET", "/", None, self.root),
+            *(AdminPage("GET", path, None, self.file, listed_as=f"{ROOT}{{file}}") for path in self._files),
+            AdminPage("GET", "/console/session", None, self.session),
+            AdminPage("POST", "/console/login", None, self.login),
+            AdminPage("POST", "/console/logout", None, self.logout),
+        ]
 
     async def root(self, _request: Request) -> Response:
         """Lead a browser to the console."""

@@ -16,6 +16,7 @@ from bascule.core.permissions import Permission
 from bascule.server import browsing
 from bascule.server.actions import queue_named
 from bascule.server.admin_access import AdminRole
+from bascule.server.definitions import definitions
 from bascule.server.in_turns import beside, in_turns
 from bascule.server.links import ConsumerLink, ProducerLink
 from bascule.server.listing import ListColumns, PartRequest, check_known, part_of
@@ -246,6 +247,7 @@ def _of_queue(answer: Callable[[Node, BrokerQueue, Parameters], Awaitable[object
 #: Looks by path of the request.
 LOOKS: Final[dict[str, Look]] = {
     "overview": Look(overview),
+    "definitions": Look(definitions),
     "list/queues": Look(_queues),
     "list/topics": Look(_topics),
     "list/subscriptions": Look(_subscriptions),

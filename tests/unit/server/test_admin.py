@@ -206,7 +206,7 @@ def test_metrics_are_in_the_text_format_of_prometheus() -> None:
 
 def test_an_unknown_path_is_not_repeated_in_the_answer() -> None:
     def ask(port: int) -> None:
-        assert get(port, "/<script>") == (404, "Not Found")
+        assert get(port, "/<script>") == (404, '{"error":"there is no such path"}')
 
     served(Broker(), ask)
 

@@ -299,6 +299,11 @@ ADMIN_PLACES = [
     AdminPlace("queues/purge", {"name": "ann.sub"}, [(P.EDIT, "news")]),
     AdminPlace("dead-letters/return", {}, [(P.EDIT, "DLQ")]),
     AdminPlace("subscriptions/delete", {"name": "ann.sub"}, [(P.DELETE_DURABLE_QUEUE, "news")]),
+    AdminPlace(
+        "subscriptions/create", {"name": "new", "topic": "new", "client_id": "ann"},
+        [(P.CREATE_ADDRESS, "new"), (P.CREATE_DURABLE_QUEUE, "new")],
+    ),
+    AdminPlace("subscriptions/create", {"name": "new", "topic": "news", "client_id": "ann"}, [(P.CREATE_DURABLE_QUEUE, "news")]),
     AdminPlace("connections/close", {"id": "127.0.0.1:1"}, [(P.MANAGE, MANAGEMENT_ADDRESS)]),
     AdminPlace("branches/commit", {"xid": "7:67:62"}, [(P.MANAGE, MANAGEMENT_ADDRESS)]),
     AdminPlace("branches/rollback", {"xid": "7:67:62"}, [(P.MANAGE, MANAGEMENT_ADDRESS)]),

@@ -15,7 +15,7 @@ from bascule.amqp.performatives import Source, Target
 from bascule.amqp.types import Described, Symbol
 from bascule.broker.policy import Policy
 from bascule.core.destination import Routing
-from bascule.server.attach import subscription_queue
+from bascule.server.subscription_names import owner_of, subscription_queue
 from bascule.testing.broker import BrokerInMemory
 from tests.unit.server.served import TOPIC, Client, Served, run_async
 
@@ -101,6 +101,11 @@ async def test_a_subscription_can_be_replaced_by_its_user_at_the_limit() -> None
 def test_subscription_queue_names_are_unique(one: tuple[str | None, str, bool], other: tuple[str | None, str, bool]) -> None:
     names = [subscription_queue(client, name, durable=durable) for client, name, durable in (one, other)]
     assert (names[0] == names[1]) is (one == other)
+
+
+@given(st.none() | TEXT.filter(bool), TEXT.filter(bool))
+def test_client_of_a_durable_subscription_follows_from_the_name_of_its_queue(client: str | None, name: str) -> None:
+    assert owner_of(subscription_queue(client, name, durable=True), name) == client
 
 
 @pytest.mark.parametrize(("container", "name"), list(product(["a", "a.b"], ["c", "c.d", "c|global", "c.d|global"])))

@@ -1,0 +1,297 @@
+"""``bascule export`` and ``bascule import``: definitions over HTTP, messages over AMQP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from bascule.cli.admin import AdminApiClient, AdminOption
+from bascule.cli.config import ConfigOption
+from bascule.cli.login import PasswordFileOption, UserOption
+from bascule.cli.messages import BrokerOption, SelectorOption, connection_factory
+from bascule.cli.output import Format, FormatOption, as_json, line, note, show_result
+from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+
+if TYPE_CHECKING:
+    from bascule.client.encoded import EncodedSender
+
+exports = typer.Typer(
+    help="Write definitions, or the messages of a queue, to a file.",
+    epilog="Example:  bascule export messages orders orders.jsonl",
+    no_args_is_help=True,
+)
+imports = typer.Typer(
+    help="Create what a file of definitions has, or send the messages of a file.",
+    epilog="Example:  bascule import messages orders.jsonl --to orders.copy",
+    no_args_is_help=True,
+)
+
+#: As bascule.server.definitions, which commands do not import.
+DEFINITIONS_FORMAT: Final = "bascule-definitions"
+DEFINITIONS_VERSION: Final = 1
+#: The fields of a definition, with the values of those that may be missing.
+QUEUE_FIELDS: Final[Mapping[str, Any]] = {"name": "", "auto_created": False, "user": ""}
+SUBSCRIPTION_FIELDS: Final[Mapping[str, Any]] = {
+    "name": "", "topic": "", "client_id": "", "selector": "", "no_local": False, "shared": False, "user": "",
+}  # fmt: skip
+#: Bytes and messages that are sent before the command waits for all answers: it holds no more of a file in memory.
+BATCH_BYTES: Final = 8 << 20
+BATCH_MESSAGES: Final = 500
+#: Beginning of the client id of an import. The broker recognises a repeated message by client id and message id.
+CLIENT_ID: Final = "bascule-import."
+
+NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="File to write; it must not exist", show_default=False)]
+FromFile = Annotated[Path, typer.Argument(metavar="FILE", help="File that `bascule export` has written", show_default=False)]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check the file, show what would be done, and change nothing")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.add_typer(exports, name="export")
+    app.add_typer(imports, name="import")
+
+
+# -- definitions -------------------------------------------------------------------------------------------------------
+
+
+@exports.command("definitions", epilog="Example:  bascule export definitions definitions.json")
+def export_definitions(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="File to write or replace (default: standard output)", show_default=False)
+    ] = None,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Write the queues and durable subscriptions that a broker holds, as JSON. Settings and users are in files already."""
+    found = AdminApiClient(admin, config).look("definitions")
+    if file is None:
+        line(as_json(found, indent=2))
+        return
+    from bascule.config.private_file import replace_private
+
+    try:
+        replace_private(file, as_json(found, indent=2).encode() + b"\n")
+    except OSError as error:
+        raise InvalidInput(f"{file}: {error.strerror}") from error
+    show_result({"queues": len(found["queues"]), "subscriptions": len(found["subscriptions"])}, output)
+
+
+@imports.command("definitions", epilog="Example:  bascule import definitions definitions.json --dry-run")
+def import_definitions(
+    file: FromFile,
+    auto_created: Annotated[
+        bool,
+        typer.Option(
+            "--auto-created",
+            help="Create the queues, too, that a broker has created for clients. Otherwise the broker creates them when they are used",
+        ),
+    ] = False,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Create the queues and durable subscriptions of a file that the broker does not have. Existing ones stay as they are.
+
+    If a subscription exists with another definition, nothing is created.
+    """
+    queues, subscriptions = _read_definitions(file)
+    wanted = [each for each in queues if auto_created or not each["auto_created"]]
+    broker = AdminApiClient(admin, config)
+    there = broker.look("definitions")
+    known = {each["name"] for each in there["queues"]}
+    new_queues = [each for each in wanted if each["name"] not in known]
+    new_subscriptions = _missing(subscriptions, there["subscriptions"])
+    created = {"queues": 0, "subscriptions": 0}
+    steps = [("queues", "queues/create", {"name": each["name"]}) for each in new_queues]
+    steps += [("subscriptions", "subscriptions/create", dict(each)) for each in new_subscriptions]
+    for kind, action, arguments in steps:
+        try:
+            if not dry_run:
+                broker.act(action, **arguments)
+        except BasculeError as error:
+            note(f"created before the error: {created['queues']} queues, {created['subscriptions']} subscriptions")
+            raise type(error)(f"{kind[:-1]} {arguments['name']!r}: {error}") from error
+        created[kind] += 1
+    existing = len(wanted) - len(new_queues) + len(subscriptions) - len(new_subscriptions)
+    show_result({**created, "existing": existing, "auto_created": len(queues) - len(wanted)}, output)
+
+
+def _read_definitions(file: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the queues and subscriptions of a file. Raises InvalidInput."""
+    try:
+        found = json.loads(file.read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"{file}: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidInput(f"{file} is not JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != DEFINITIONS_FORMAT:
+        raise InvalidInput(f"{file} has no definitions; `bascule export definitions` writes such files (format {DEFINITIONS_FORMAT!r})")
+    if found.get("version") != DEFINITIONS_VERSION:
+        raise InvalidInput(f"{file} has version {found.get('version')!r:.20}; this program reads version {DEFINITIONS_VERSION}")
+    queues = [_checked(file, f"queues[{place}]", each, QUEUE_FIELDS) for place, each in enumerate(_list(file, found, "queues"))]
+    subscriptions = [
+        _checked(file, f"subscriptions[{place}]", each, SUBSCRIPTION_FIELDS)
+        for place, each in enumerate(_list(file, found, "subscriptions"))
+    ]
+    return queues, subscriptions
+
+
+def _list(file: Path, found: Mapping[str, Any], name: str) -> list[Any]:
+    value = found.get(name, [])
+    if not isinstance(value, list):
+        raise InvalidInput(f"{file}: {name} is not a list")
+    return value
+
+
+def _checked(file: Path, where: str, given: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a definition with all fields. Raises InvalidInput."""
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{file}: {where} is not an object")
+    if unknown := [name for name in given if name not in fields]:
+        raise InvalidInput(f"{file}: {where} has an unknown field {unknown[0]!r:.60}; known are {', '.join(fields)}")
+    for name, default in fields.items():
+        if type(given.get(name, default)) is not type(default):
+            raise InvalidInput(f"{file}: {where}.{name} must be {'true or false' if isinstance(default, bool) else 'a string'}")
+    if not given.get("name"):
+        raise InvalidInput(f"{file}: {where} has no name")
+    return {**fields, **given}
+
+
+def _missing(wanted: Iterable[dict[str, Any]], there: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the subscriptions that the broker does not have. Raises InvalidInput if it has one with another definition."""
+    known = {(each["client_id"], each["name"]): each for each in there}
+    missing = []
+    for each in wanted:
+        found = known.get((each["client_id"], each["name"]))
+        if found is None:
+            missing.append(each)
+        elif differing := [name for name in SUBSCRIPTION_FIELDS if found[name] != each[name]]:
+            raise InvalidInput(
+                f"subscription {each['name']!r} of client {each['client_id']!r} exists with another {differing[0]}: "
+                f"{found[differing[0]]!r} instead of {each[differing[0]]!r}. Nothing was created; delete it first, or change the file"
+            )
+    return missing
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+@exports.command("messages", epilog="Example:  bascule export messages orders orders.jsonl --selector \"JMSType = 'new'\"")
+def export_messages(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue")],
+    file: NewFile,
+    selector: SelectorOption = "",
+    broker: BrokerOption = None,
+    user: UserOption = None,
+    password_file: PasswordFileOption = None,
+    config: ConfigOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Write the messages that wait in a queue to a new file, without removing them.
+
+    Messages that consumers hold, and delayed ones, are left out.
+    """
+    from bascule.cli.message_file import new_message_file
+    from bascule.client import Queue
+    from bascule.client.encoded import browse_encoded
+
+    with connection_factory(broker, user, config, password_file).connect() as context, new_message_file(file, queue) as writer:
+        for data in browse_encoded(context, Queue(queue), selector):
+            writer.add(data)
+    show_result({"exported": writer.count}, output)
+
+
+@imports.command("messages", epilog="Example:  bascule import messages orders.jsonl --to orders.copy")
+def import_messages(
+    file: FromFile,
+    to: Annotated[str, typer.Option("--to", metavar="QUEUE", help="Queue for the messages (default: the queue in the file)")] = "",
+    allow_duplicates: Annotated[
+        bool, typer.Option("--allow-duplicates", help="Store messages again that an earlier import has stored")
+    ] = False,
+    from_line: Annotated[int, typer.Option("--from-line", min=1, help="Begin at this line of the file, as an error has named it")] = 1,
+    dry_run: DryRunOption = False,
+    broker: BrokerOption = None,
+    user: UserOption = None,
+    password_file: PasswordFileOption = None,
+    config: ConfigOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Send the messages of a file to a queue, without any change. An incomplete file is refused before the first message is sent.
+
+    The broker stores a message of a repeated import once, as long as it remembers its message id.
+    """
+    from bascule.cli.message_file import check_message_file, messages_in
+    from bascule.client import Queue
+    from bascule.client.encoded import EncodedSender
+
+    head = check_message_file(file)
+    queue = to or head.queue
+    if not queue:
+        raise InvalidInput(f"{file} names no queue; give --to")
+    if dry_run:
+        show_result({"messages": head.messages, "to": queue}, output)
+        return
+    factory = connection_factory(broker, user, config, password_file)
+    if not allow_duplicates:
+        factory = replace(factory, client_id=f"{CLIENT_ID}{queue}")
+    with factory.connect() as context:
+        sending = _Sending(file, EncodedSender(context, Queue(queue)))
+        for message in messages_in(file):
+            if message.line >= from_line:
+                sending.send(message.line, message.data)
+        sending.flush()
+    show_result({"imported": sending.stored, "to": queue}, output)
+
+
+class _Sending:
+    """Sends messages in order, some ahead of the answers. ``stored`` is the number of those that the broker has confirmed."""
+
+    def __init__(self, file: Path, sender: EncodedSender) -> None:
+        self._file, self._sender = file, sender
+        self._open: dict[int, BasculeError | None] = {}  # sent and not confirmed, by line; an error if the broker has refused it
+        self._messages = self._bytes = 0
+        self.stored = 0
+
+    def send(self, number: int, data: bytes) -> None:
+        """Send the message of a line. Raises InvalidInput, Unavailable."""
+        self._open[number] = None
+        try:
+            self._sender.send(data, partial(self._answered, number))
+        except BasculeError as error:
+            raise self._failed(error) from error
+        self._messages, self._bytes = self._messages + 1, self._bytes + len(data)
+        if self._messages >= BATCH_MESSAGES or self._bytes >= BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait for all answers. Raises InvalidInput, Unavailable for the first line that is not stored."""
+        try:
+            self._sender.flush()
+        except BasculeError as error:
+            raise self._failed(error) from error
+        refused = next((each for each in self._open.values() if each is not None), None)
+        if refused is not None:
+            raise self._failed(refused) from refused
+        self._messages = self._bytes = 0
+
+    def _answered(self, number: int, error: BasculeError | None) -> None:
+        if error is None:
+            del self._open[number]
+            self.stored += 1
+        else:
+            self._open[number] = error
+
+    def _failed(self, error: BasculeError) -> BasculeError:
+        """Return the error for the first line that is not stored."""
+        number = min(list(self._open))  # a copy: late answers arrive on the thread of the connection
+        said = self._open.get(number) or error
+        text = f"{self._file}, line {number}: {said}. {self.stored} messages are stored; to continue, add --from-line {number}"
+        return (Unavailable if isinstance(said, Unavailable) else InvalidInput)(text)

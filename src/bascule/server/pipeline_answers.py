@@ -1,0 +1,124 @@
+"""The answers of the admin server about pipelines, from which the OpenAPI document is made. Times are in ms since 1970."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+
+class SourceAnswer(TypedDict):
+    """The position of a pipeline in a partition of its source."""
+
+    topic: str
+    partition: int
+    offset: int
+    end: int | None
+
+
+class PipelineAnswer(TypedDict):
+    """The state of a pipeline, and what its driver has reported last; null for what is unknown."""
+
+    name: str
+    kind: str
+    origin: str
+    state: str
+    wanted: str
+    wanted_by: str
+    wanted_at_ms: int | None
+    group: str
+    lag: int | None
+    records_per_s: float | None
+    restarts: int | None
+    error: str
+    error_at_ms: int | None
+    partitions: int
+    sources: list[SourceAnswer]
+    driver: str
+    reported_at_ms: int | None
+
+
+class DefinitionAnswer(TypedDict):
+    """The definition of a pipeline; null if no driver has reported it."""
+
+    name: str
+    kind: str
+    origin: str
+    definition: dict[str, Any] | None
+
+
+class WantedAnswer(TypedDict):
+    """The wanted state that Kafka has stored."""
+
+    name: str
+    kind: str
+    wanted: str
+
+
+class RestartAnswer(TypedDict):
+    """The id of the restart that Kafka has stored."""
+
+    name: str
+    kind: str
+    restart: str
+
+
+class OffsetAnswer(TypedDict):
+    """The position of a pipeline in a partition, and the bounds of the partition if they are known."""
+
+    topic: str
+    partition: int
+    offset: int
+    first: int | None
+    end: int | None
+
+
+class OffsetsRequest(TypedDict):
+    """The last request to move the positions of a pipeline, and what became of it."""
+
+    id: str
+    by: str
+    at_ms: int
+    state: str
+    error: str
+
+
+class OffsetsAnswer(TypedDict):
+    """The positions of a pipeline."""
+
+    name: str
+    kind: str
+    offsets: list[OffsetAnswer]
+    request: OffsetsRequest | None
+
+
+class MoveAnswer(TypedDict):
+    """A move of one position, and what it means. ``messages``, ``taken`` and ``counted`` are those of a divert."""
+
+    topic: str
+    partition: int
+    offset: int
+    to: int
+    first: int
+    end: int
+    skipped: int
+    repeated: int
+    messages: NotRequired[int]
+    taken: NotRequired[int]
+    counted: NotRequired[bool]
+
+
+class PlanAnswer(TypedDict):
+    """A plan. ``token`` confirms it; null if nothing would move. ``discards``: messages would be lost."""
+
+    name: str
+    kind: str
+    moves: list[MoveAnswer]
+    discards: bool
+    token: str | None
+
+
+class ConfirmedAnswer(TypedDict):
+    """The id of the confirmed request, which Kafka has stored."""
+
+    name: str
+    kind: str
+    request: str
