@@ -139,6 +139,11 @@ def settings_of(tree: dict[str, Any], layers: Sequence[_Layer]) -> Settings:
         raise ConfigError("\n".join(paragraph.text for paragraph in paragraphs)) from None
 
 
+def settings_from(tree: dict[str, Any], source: str) -> Settings:
+    """Return the settings of a tree of values from one source, which the errors name. Raises ConfigError with all errors."""
+    return settings_of(tree, [_Layer(source, tree, {})])
+
+
 def _tree(layers: Sequence[_Layer]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for layer in layers:

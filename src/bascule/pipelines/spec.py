@@ -102,7 +102,7 @@ class TransactionLimits:
 
 @dataclass(frozen=True, slots=True)
 class PipelinesSpec:
-    """All settings of a driver. ``kafka`` are librdkafka settings. ``masked`` and ``keep_user_id`` are for ingresses defined at run time."""
+    """All settings of a driver. ``kafka`` are librdkafka settings. ``masked`` and ``keep_user_id`` are for new ingresses."""
 
     bridge_id: str
     kafka: dict[str, Any]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Final, Protocol
 
 from bascule.writer.control import PipelineDefinition
 
-#: The revision of a definition of which only the id is known, because its positions are stored.
+#: The revision of a definition that is not started: positions with its id are stored, or may be.
 UNKNOWN_REVISION: Final = 0
 
 
@@ -45,8 +46,7 @@ class DefinitionSteps:
         """
         self.follow(definitions)
         for pipeline, mark in marks.items():
-            wanted = self._wanted.get(pipeline)
-            if self._is_free(pipeline) and (wanted is None or wanted.id != mark):
+            if self._is_free(pipeline):
                 self._have[pipeline] = PipelineDefinition(mark, UNKNOWN_REVISION, {})
 
     def follow(self, definitions: Mapping[str, PipelineDefinition]) -> None:
@@ -65,7 +65,13 @@ class DefinitionSteps:
                 have = None
             if wanted is None:
                 continue
-            if effects.add(pipeline, wanted) if have is None else effects.change(pipeline, wanted):
+            if have is None or have.revision == UNKNOWN_REVISION:
+                # A step that fails may have stored positions: the pipeline must be removed if its definition is deleted now.
+                self._have[pipeline] = replace(wanted, revision=UNKNOWN_REVISION)
+                done = effects.add(pipeline, wanted)
+            else:
+                done = effects.change(pipeline, wanted)
+            if done:
                 self._have[pipeline] = wanted
 
     @property

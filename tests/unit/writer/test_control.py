@@ -15,6 +15,7 @@ from bascule.writer.control import (
     DriverReport,
     OffsetMove,
     OffsetsWish,
+    PipelineDefinition,
     PipelineReport,
     PipelineState,
     RestartWish,
@@ -44,12 +45,13 @@ OFFSETS = OffsetsWish("1", (OffsetMove("t", "id", 0, 9, 3), OffsetMove("t", "id"
         RestartWish("1", "ann", 2),
         OFFSETS,
         REPORT,
+        PipelineDefinition("1", 2, {"topics": ["a"]}, "ann", 3),
         DriverReport("d", 3, running=False),
     ],
     ids=repr,
 )
 def test_record_is_decoded_as_it_was_encoded_and_unknown_fields_are_ignored(
-    record: Wish | RestartWish | OffsetsWish | PipelineReport | DriverReport,
+    record: Wish | RestartWish | OffsetsWish | PipelineDefinition | PipelineReport | DriverReport,
 ) -> None:
     value = encoded(record)
     assert decoded(type(record), value, "here") == record
