@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from bascule.kafka.control import ControlTopics
 from bascule.pipelines import control
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import IngressSpec
-from bascule.writer.control import PipelineDefinition, PipelineState, Wish
+from bascule.writer.control import PipelineDefinition, PipelineReport, PipelineState, Wish
 from bascule.writer.position import COMMON, position_key
 from tests.scenarios import test_control
 from tests.scenarios.sparkless import Bridge, Running
@@ -55,6 +55,15 @@ class Definer(Operator):
 
         running.driver.poll()
         wait_for(followed, "the driver to follow")
+
+    def await_report(self, running: Running, there: Callable[[Mapping[str, PipelineReport]], bool]) -> None:
+        """Return when the reports of the driver are as expected."""
+
+        def reported() -> bool:
+            running.driver.poll()
+            return there(self.topics.reports(TIMEOUT_S).pipelines)
+
+        wait_for(reported, "the reports of the driver")
 
     def produce(self, *values: str) -> None:
         produce(self.bridge.pipelines.kafka["bootstrap.servers"], self.source, values)
@@ -112,12 +121,12 @@ def test_ingress_is_created_changed_and_deleted_while_the_others_run(bridge: Bri
             before.batch(3)
         definer.carry(running, 3)
         assert definer.messages() == [*carried([0, 1]), *carried([2], "changed")]
-        wait_for(lambda: running.driver.poll() or definer.topics.reports(TIMEOUT_S).pipelines["ingress:in"].revision == 2, "revision 2")
+        definer.await_report(running, lambda reports: reports["ingress:in"].revision == 2)
         definer.undefine()
         definer.follow(running)
         assert "ingress:in" not in running.driver.queries
         assert definer.stored() == []
-        wait_for(lambda: running.driver.poll() or "ingress:in" not in definer.states(), "the report to be deleted")
+        definer.await_report(running, lambda reports: "ingress:in" not in reports)
         assert {name: running.query(name) for name in tasks} == tasks, "another task was touched"
         assert definer.stored() == []
 
@@ -158,7 +167,7 @@ def test_definitions_made_while_no_driver_runs_are_followed_by_the_next_one(brid
     with bridge.running() as running:
         definer.follow(running)
         assert list(running.driver.queries) == []
-        wait_for(lambda: running.driver.poll() or definer.states() == {}, "the report to be deleted")
+        definer.await_report(running, lambda reports: not reports)
     assert definer.stored() == []
 
 

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from bascule.kafka import admin, clients, own_topics
+from bascule.kafka import admin, clients, history, own_topics
 from bascule.pipelines import positions
 from tests.support.librdkafka import ERROR_BYTES, library
 
@@ -122,7 +122,7 @@ def product_on(patch: pytest.MonkeyPatch, nodes: int = 1) -> Iterator[MockCluste
     no settings.
     """
 
-    checked, described, committed = clients.consumer, admin.Topics.ids, positions.committed_offset
+    checked, described, committed = clients.consumer, admin.Topics.ids, history.committed_offset
 
     def unchecked(settings: Mapping[str, Any]) -> Consumer:
         return checked({**settings, "check.crcs": False})

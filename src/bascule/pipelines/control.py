@@ -68,7 +68,7 @@ class DriverControl:
         self._topics = ControlTopics(pipelines.kafka, pipelines.topics)
         self._ends = StableEnds(pipelines.kafka)
         self._steering = Steering([name for name, spec in self._specs.items() if spec.enabled])
-        self._definitions = DefinitionSteps({each.name for each in (*pipelines.diverts, *pipelines.ingresses)})
+        self._definitions = DefinitionSteps({name.partition(":")[2] for name in self._specs})
         self._ignored: frozenset[str] = frozenset()
         self._defined = defined
         defined.steering, defined.specs = self._steering, self._specs

@@ -50,7 +50,8 @@ def test_ingress_is_created_changed_and_deleted(topics: ControlTopics, tmp_path:
         status = request("GET", "/ingresses/prices/status")[1]
         assert (status["revision"], status["reported_revision"], status["wanted"]) == (2, 1, "paused")
         assert request("DELETE", "/ingresses/prices") == (202, {"name": "prices", "kind": "ingress"})
-        assert topics.wishes(10).definitions == topics.wishes(10).states == {}
+        wishes = topics.wishes(10)
+        assert (dict(wishes.definitions), dict(wishes.states)) == ({}, {})
         status = request("GET", "/ingresses/prices/status")[1]
         assert (status["state"], status["wanted"], status["origin"]) == ("deleting", "deleted", "runtime")
         assert request("PUT", "/ingresses/prices/pause") == (409, {"error": "ingress prices is being deleted"})
