@@ -39,5 +39,6 @@ def defined_ingress(name: str, given: Mapping[str, Any], settings: Settings) -> 
 def check_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Check that a definition may become another one. Raises InvalidInput."""
     for key, reason in FIXED.items():
-        if before.get(key) != after.get(key):
+        default = Ingress.model_fields[key].default
+        if before.get(key, default) != after.get(key, default):
             raise InvalidInput(f"{key!r} cannot be changed: {reason}")

@@ -126,6 +126,10 @@ def test_start_cannot_change_and_a_change_of_an_old_revision_is_refused(topics: 
         create(request)
         code, answer = change(request, start="earliest")
         assert (code, "'start' cannot be changed: a pipeline begins once" in answer["error"]) == (400, True)
+        begin = {"name": "begin", "config": {"topics": ["a"]}}
+        assert request("POST", "/ingresses", body=json.dumps(begin))[0] == 202
+        same = {"topics": ["a"], "start": "earliest"}
+        assert request("PUT", "/ingresses/begin/config", body=json.dumps(same))[0] == 202, "the default may be given"
         assert change(request, "?revision=1", body="bytes")[0] == 202
         code, answer = change(request, "?revision=1", body="map")
         assert (code, "somebody has changed it" in answer["error"]) == (409, True)
