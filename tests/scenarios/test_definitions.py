@@ -138,16 +138,17 @@ def test_ingress_created_again_begins_as_a_new_one(bridge: Bridge, definer: Defi
     with bridge.running() as running:
         definer.follow(running)
         definer.carry(running, 1)
+        definer.produce("1")
         definer.undefine()
         definer.define("2", start="latest")
         definer.follow(running)
-        assert bridge.stored()[position_key("ingress:in", definer.source, 0)].offset == 1
+        assert bridge.stored()[position_key("ingress:in", definer.source, 0)].offset == 2
         definer.undefine()
         definer.follow(running)
         definer.define("3")
         definer.follow(running)
-        definer.carry(running, 1)
-    assert definer.messages() == carried([0, 0])
+        definer.carry(running, 2)
+    assert definer.messages() == carried([0, 0, 1])
 
 
 @pytest.mark.on_mock_cluster
