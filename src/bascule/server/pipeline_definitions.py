@@ -107,12 +107,12 @@ class DefinitionPages:
     async def _define(self, request: Request, name: str, given: Mapping[str, Any], *, new: bool) -> dict[str, Any]:
         """Store a definition, and return its revision."""
         principal: Principal = request.state.principal
+        pipeline, known = f"{KINDS[_KIND]}{name}", await self._pages.known()
+        self._check_free(known, name)
         defined_ingress(name, given, self._settings)
         if (size := len(json.dumps(given).encode())) > DEFINITION_BYTES_MAX:
             raise InvalidInput(f"the settings have {size} bytes; at most {DEFINITION_BYTES_MAX} are allowed")
-        pipeline, known = f"{KINDS[_KIND]}{name}", await self._pages.known()
         before = known.wishes.definitions.get(pipeline)
-        self._check_free(known, name)
         if before is None:
             self._check_new(known, name)
         elif new:

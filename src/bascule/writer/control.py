@@ -296,6 +296,7 @@ class Steering:
         """Steer a pipeline no more: it is deleted. A later one of the same name has handled no request."""
         self._states.pop(pipeline, None)
         self._moved.pop(pipeline, None)
+        self._restarts = [each for each in self._restarts if each != pipeline]
 
     def follow(self, wishes: Wishes) -> None:
         """Take note of the current wishes."""

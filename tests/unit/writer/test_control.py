@@ -196,6 +196,23 @@ def test_restart_of_a_running_pipeline_happens_and_of_a_held_one_does_not() -> N
     assert driver.restarted == ["divert:a"]
 
 
+def test_pipelines_that_are_added_follow_the_wishes_and_deleted_ones_do_not() -> None:
+    steering, driver = Steering(()), Driver()
+    steering.begin(wishes({"ingress:c"}, {"ingress:c": "1"}), {"ingress:c": "moved"})
+    assert steering.add("ingress:c"), "a paused pipeline must not start"
+    assert not steering.add("divert:a")
+    driver.held = {"ingress:c"}
+    assert (steering.held("ingress:c"), steering.moved("ingress:c")) == (PipelineState.PAUSED, "moved")
+    steering.follow(wishes((), {"ingress:c": "1", "divert:a": "1"}))
+    steering.remove("divert:a")
+    steering.step(driver)
+    assert (driver.held, driver.restarted) == (set(), [])
+    steering.remove("ingress:c")
+    steering.follow(wishes({"ingress:c"}, {"ingress:c": "2"}))
+    steering.step(driver)
+    assert (driver.held, driver.restarted, steering.moved("ingress:c"), list(steering.due)) == (set(), [], "", [])
+
+
 @pytest.mark.parametrize("state", [WantedState.RUNNING, WantedState.PAUSED, WantedState.STOPPED])
 def test_request_to_move_is_handled_once_while_the_pipeline_is_held_which_then_goes_on_as_wanted(state: WantedState) -> None:
     steering, driver = Steering(PIPELINES), Driver()
