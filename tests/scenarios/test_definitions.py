@@ -38,6 +38,7 @@ class Definer(Operator):
         super().__init__(bridge, topics)
         self.source = f"{bridge.pipelines.topics.prefix}.source"
         bridge.topics.create(self.source, 1, {})
+        bridge.positions.prepare_topics()  # as the broker does
 
     def define(self, definition: str = "1", revision: int = 1, name: str = "in", **settings: Any) -> None:
         table = {"topics": [self.source], "to": "queue", **settings}
