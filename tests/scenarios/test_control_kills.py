@@ -50,7 +50,7 @@ unbound = "keep"
 """
 
 
-def ask(running: Running, method: str, path: str, **arguments: str) -> Any:
+def ask(running: Running, method: str, path: str, **arguments: Any) -> Any:
     """Return the answer of the admin server, None while there is none."""
     body = json.dumps(arguments).encode() if arguments else None
     request = urllib.request.Request(f"http://127.0.0.1:{running.ports['admin']}/{path}", body, method=method)

@@ -50,7 +50,7 @@ LATER = {
     },
     "pipelines": {
         "CREATE TOPIC closed.ingress", "CREATE TOPIC closed.control", "CREATE TOPIC closed.pipelines", "WRITE TOPIC closed.dead-letter",
-        "READ TOPIC closed.pipelines",
+        "READ TOPIC closed.pipelines", "DELETE GROUP closed.closed.",
     },
     "verify": {"READ TOPIC closed.dead-letter"},
     "why": {"READ TOPIC closed.dead-letter", "READ TOPIC closed.store"},

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from bascule.kafka import admin, clients, own_topics
+from bascule.kafka import admin, clients, history, own_topics
 from bascule.pipelines import positions
 from tests.support.librdkafka import ERROR_BYTES, library
 
@@ -42,6 +42,8 @@ class MockCluster:
         self._library.rd_kafka_mock_set_controller_id(self._cluster, 1)
         #: Ids of topics in place of their own, as for recreated topics; an empty id means that the topic does not exist.
         self.ids: dict[str, str] = {}
+        #: Consumer groups that were deleted: the cluster cannot delete one, so the product does not see their offsets.
+        self.deleted_groups: set[str] = set()
         self.bootstrap: str = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
 
     @property
@@ -120,7 +122,7 @@ def product_on(patch: pytest.MonkeyPatch, nodes: int = 1) -> Iterator[MockCluste
     no settings.
     """
 
-    checked, described = clients.consumer, admin.Topics.ids
+    checked, described, committed = clients.consumer, admin.Topics.ids, history.committed_offset
 
     def unchecked(settings: Mapping[str, Any]) -> Consumer:
         return checked({**settings, "check.crcs": False})
@@ -129,6 +131,9 @@ def product_on(patch: pytest.MonkeyPatch, nodes: int = 1) -> Iterator[MockCluste
         found = described(topics, names, timeout_s)
         return {name: cluster.ids.get(name, each) for name, each in found.items() if cluster.ids.get(name) != ""}
 
+    def committed_offset(kafka: Mapping[str, Any], group: str, *place: Any) -> int:
+        return -1 if group in cluster.deleted_groups else committed(kafka, group, *place)
+
     with MockCluster(nodes) as cluster:
         patch.setattr(clients, "consumer", unchecked)
         patch.setattr(clients, "AdminClient", PatientAdmin)
@@ -136,4 +141,6 @@ def product_on(patch: pytest.MonkeyPatch, nodes: int = 1) -> Iterator[MockCluste
         patch.setattr(admin.Topics, "ids", ids)
         patch.setattr(own_topics, "guard", lambda *_: [])
         patch.setattr(positions, "guard_transactions", lambda _: [])
+        patch.setattr(positions, "committed_offset", committed_offset)
+        patch.setattr(positions, "delete_group", lambda _, group: cluster.deleted_groups.add(group))
         yield cluster

@@ -137,7 +137,12 @@ PIPELINES: Final = Process(
         ),
         Right(TOPIC, "SOURCE", (READ,), "each topic from which an ingress reads"),
         Right(ID, "PREFIX.BRIDGE.*", (WRITE,), "transactions of the pipelines"),
-        Right(GROUP, "PREFIX.BRIDGE.*", (READ,), "election of the driver; lag and state of the pipelines for monitors"),
+        Right(
+            GROUP,
+            "PREFIX.BRIDGE.*",
+            (DELETE, READ),
+            "election of the driver; lag and state of the pipelines for monitors, deleted with an ingress that was created at run time",
+        ),
         _READERS,
         Right(GROUP, "spark-kafka-source-*", (READ,), "Spark's own reader, for diverts with a transformation", optional=True),
         _TRANSACTIONS,

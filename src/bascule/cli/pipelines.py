@@ -13,6 +13,7 @@ from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import ingresses, moment
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, cell, note, show_document, show_result, show_rows, table
+from bascule.cli.pipeline_definitions import add_definition_commands
 from bascule.cli.pipeline_offsets import offsets_command
 
 diverts = typer.Typer(
@@ -21,7 +22,7 @@ diverts = typer.Typer(
     no_args_is_help=True,
 )
 
-COLUMNS: Final = ("name", "state", "wanted", "group", "lag", "records_per_s", "restarts", "error")
+COLUMNS: Final = ("name", "origin", "state", "wanted", "group", "lag", "records_per_s", "restarts", "error")
 INGRESS_COLUMNS: Final = tuple(column for column in COLUMNS if column != "group")
 #: Interval, in seconds, at which a command looks whether the driver has followed.
 LOOK_S: Final = 0.5
@@ -33,7 +34,7 @@ REACHED: Final = {
     "stopped": ("stopped",),
 }
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline in the configuration")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline")]
 WaitOption = Annotated[
     float, typer.Option("--wait-s", min=0, help="Wait at most this time in seconds until the driver has done it; 0 = do not wait")
 ]
@@ -50,6 +51,7 @@ def register(app: typer.Typer) -> None:
         _add(commands, "offsets", offsets_command(kind, _path), text, f"{kind} offsets orders --to earliest")
         for verb, text in VERBS.items():
             _add(commands, verb, _verb_command(kind, verb), text, f"{kind} {verb} orders")
+    add_definition_commands(partial(_add, ingresses), _path)
 
 
 VERBS: Final = {
@@ -82,7 +84,8 @@ def _show_command(kind: str) -> Callable[..., None]:
         if found["definition"] is None and output is not Format.JSON:
             note(f"no driver has reported the {kind} yet")
         settings = [(name, cell(value)) for name, value in (found["definition"] or {}).items()]
-        rows = [("name", found["name"]), ("defined in", found["origin"]), *settings]
+        origin = "file" if found["revision"] is None else f"{found['origin']}, revision {found['revision']}"
+        rows = [("name", found["name"]), ("defined in", origin), *settings]
         show_document(found, output, partial(table, (kind, ""), rows))
 
     return command
@@ -149,7 +152,7 @@ def _awaited(status: Callable[[], dict[str, Any]], wanted: str, wait_s: float) -
     return str(found["state"])
 
 
-def _path(kind: str, name: str, *rest: str) -> str:
+def _path(kind: str, *parts: str) -> str:
     from urllib.parse import quote
 
-    return "/".join((_plural(kind), quote(name, safe=""), *rest))
+    return "/".join((_plural(kind), *(quote(part, safe="") for part in parts)))

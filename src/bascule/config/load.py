@@ -167,6 +167,11 @@ def _layer_of_text(text: str, name: str) -> _Layer:
         raise ConfigError(f"{name}: arrays or tables are nested too deeply") from None
 
 
+def settings_from(tree: dict[str, Any], source: str) -> Settings:
+    """Return the settings of a tree of values from one source, which the errors name. Raises ConfigError with all errors."""
+    return settings_of(tree, [_Layer(source, tree, {})])
+
+
 def _tree(layers: Sequence[_Layer]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for layer in layers:

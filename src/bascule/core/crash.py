@@ -80,6 +80,8 @@ POINTS: dict[str, str] = {
     "hold.after": "the paused divert has a position of its own; the task of its group is not started",
     "offsets.before": "the positions of a stopped pipeline belong to nobody's task; an administrator's request has not moved them",
     "offsets.after": "the request has moved the positions; the driver does not know it",
+    "forget.before": "a deleted pipeline has stopped, and its consumer group is deleted; its positions are stored",
+    "forget.after": "the positions of a deleted pipeline are deleted; the driver does not know it",
     "driver.stop.before": "queries run; the driver is asked to stop",
     "driver.stop.after": "queries are stopped; transactions may be open",
     "task.begin": "a task has begun; its position is read and held",

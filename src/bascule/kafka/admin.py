@@ -280,6 +280,16 @@ class Topics:
         return found
 
 
+def delete_group(kafka: Mapping[str, Any], group: str) -> None:
+    """Delete a consumer group with its offsets, if it exists. Raises Unavailable, also if the group may not be deleted or has members."""
+    admin = clients.admin({**PROMPT, **kafka})
+    try:
+        admin.delete_consumer_groups([group], request_timeout=ADMIN_TIMEOUT_S)[group].result()
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
+            raise Unavailable(f"consumer group {group!r} cannot be deleted: {words(error)}") from error
+
+
 def _all_fenced(error: KafkaError) -> bool:
     """Return True if Kafka has refused a topic because no node is live, with the code of a wrong replication factor."""
     return error.code() == KafkaError.INVALID_REPLICATION_FACTOR and _FENCED in error.str()

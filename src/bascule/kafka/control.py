@@ -11,12 +11,14 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import JournalTopics
 from bascule.kafka.compacted import Appender, Stored, TableReader, await_stored
 from bascule.writer.control import (
+    DEFINITION_KEY,
     DRIVER_KEY,
     OFFSETS_KEY,
     RESTART_KEY,
     WANTED_KEY,
     DriverReport,
     OffsetsWish,
+    PipelineDefinition,
     PipelineReport,
     RestartWish,
     Wish,
@@ -51,6 +53,7 @@ class ControlTopics:
         states: dict[str, Wish] = {}
         restarts: dict[str, RestartWish] = {}
         offsets: dict[str, OffsetsWish] = {}
+        definitions: dict[str, PipelineDefinition] = {}
         for name, stored in self._table(topic, timeout_s, decides=decides).items():
             place = stored.place(topic, name.encode())
             if name.startswith(WANTED_KEY):
@@ -59,7 +62,9 @@ class ControlTopics:
                 restarts[name.removeprefix(RESTART_KEY)] = decoded(RestartWish, stored.value, place)
             elif name.startswith(OFFSETS_KEY):
                 offsets[name.removeprefix(OFFSETS_KEY)] = decoded(OffsetsWish, stored.value, place)
-        return Wishes(states, restarts, offsets)
+            elif name.startswith(DEFINITION_KEY):
+                definitions[name.removeprefix(DEFINITION_KEY)] = decoded(PipelineDefinition, stored.value, place)
+        return Wishes(states, restarts, offsets, definitions)
 
     def reports(self, timeout_s: float) -> Reports:
         """Return the newest reports. Raises Unavailable, UnreadableControl."""
@@ -76,7 +81,25 @@ class ControlTopics:
 
     def want(self, pipeline: str, wish: Wish | RestartWish | OffsetsWish) -> None:
         """Store a wish, and return when Kafka has stored it. Raises Unavailable."""
-        await_stored(self._appender.append(_record(self._topics.control, f"{_KEYS[type(wish)]}{pipeline}", encoded(wish))))
+        self._store(f"{_KEYS[type(wish)]}{pipeline}", encoded(wish))
+
+    def define(self, pipeline: str, definition: PipelineDefinition) -> None:
+        """Store a definition, and return when Kafka has stored it. A new pipeline has no wishes of an earlier one. Raises Unavailable."""
+        if definition.revision == 1:
+            self._forget_wishes(pipeline)
+        self._store(f"{DEFINITION_KEY}{pipeline}", encoded(definition))
+
+    def undefine(self, pipeline: str) -> None:
+        """Delete a definition and the wishes about its pipeline, in this order: a deleted pipeline must not run. Raises Unavailable."""
+        self._store(f"{DEFINITION_KEY}{pipeline}", None)
+        self._forget_wishes(pipeline)
+
+    def _forget_wishes(self, pipeline: str) -> None:
+        for kind in _KEYS.values():
+            self._store(f"{kind}{pipeline}", None)
+
+    def _store(self, key: str, value: bytes | None) -> None:
+        await_stored(self._appender.append(_record(self._topics.control, key, value)))
 
     def report(self, reports: Mapping[str, PipelineReport | DriverReport | None]) -> list[Future[int]]:
         """Write reports by key; None deletes. Returns the futures of ``Appender.append``."""

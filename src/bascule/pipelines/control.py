@@ -15,12 +15,14 @@ from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
 from bascule.kafka.control import ControlTopics
 from bascule.kafka.history import StableEnds
+from bascule.pipelines.definitions import DefinedIngresses
 from bascule.pipelines.holds import NOTES, Holds
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import Query, RestartCounts
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.threads.background import in_background
-from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, Steering
+from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, Steering, Wishes
+from bascule.writer.definitions import DefinitionSteps
 from bascule.writer.position import DIVERT, INGRESS, Position
 from bascule.writer.reading import READ_TIMEOUT_S
 
@@ -50,11 +52,11 @@ class DriverControl:
 
     def __init__(
         self, pipelines: PipelinesSpec, holds: Holds, queries: Mapping[str, Query], positions: Positions, group_of: Callable[[str], str],
-        keys_of: Callable[[str], Sequence[str]], metrics: PipelineMetrics | None = None,
+        keys_of: Callable[[str], Sequence[str]], defined: DefinedIngresses, metrics: PipelineMetrics | None = None,
     ) -> None:  # fmt: skip
         """``keys_of`` returns the keys of the positions of a query, and ``group_of`` the pipeline of a divert's group.
 
-        ``metrics`` show what is reported, too.
+        ``defined`` starts what is defined at run time. ``metrics`` show what is reported, too.
         """
         self._specs: dict[str, DivertSpec | IngressSpec] = {f"{DIVERT}{each.name}": each for each in pipelines.diverts}
         self._specs |= {f"{INGRESS}{each.name}": each for each in pipelines.ingresses}
@@ -66,6 +68,10 @@ class DriverControl:
         self._topics = ControlTopics(pipelines.kafka, pipelines.topics)
         self._ends = StableEnds(pipelines.kafka)
         self._steering = Steering([name for name, spec in self._specs.items() if spec.enabled])
+        self._definitions = DefinitionSteps({name.partition(":")[2] for name in self._specs})
+        self._ignored: frozenset[str] = frozenset()
+        self._defined = defined
+        defined.steering, defined.specs = self._steering, self._specs
         self._driver = f"{socket.gethostname()}-{os.getpid()}"
         self._begun = False
         self._look_due_s = self._step_due_s = self._report_due_s = self._whole_report_due_s = 0.0
@@ -75,6 +81,9 @@ class DriverControl:
         self._restarts: dict[str, int] = {}
         self._moved: dict[str, str] = {}
         self._reported: dict[str, PipelineReport] = {}
+        #: Pipelines with a report that is to be deleted once they are.
+        self._stale: set[str] = set()
+        self._deleted: set[str] = set()
         self._counted: dict[str, tuple[int, float, str]] = {}
         self._writing: list[Future[int]] = []
         self._metrics = metrics
@@ -83,8 +92,16 @@ class DriverControl:
         """Learn which pipelines this driver must not start. Raises Unavailable, UnreadableControl."""
         wishes = self._topics.wishes(READ_TIMEOUT_S, decides=True)
         self._holds.held |= self._steering.begin(wishes, self._holds.moves.handled() if wishes.offsets else {})
-        self._topics.report(dict.fromkeys(self._topics.reported(READ_TIMEOUT_S) - self._specs.keys()))
+        self._definitions.begin(wishes.definitions, self._positions.definitions())
+        reported = self._topics.reported(READ_TIMEOUT_S)
+        self._stale = reported & self._definitions.pipelines
+        self._topics.report(dict.fromkeys(reported - self._specs.keys() - self._stale))
         self._begun = True
+
+    @property
+    def defined_ingresses(self) -> set[str]:
+        """The names of the ingresses that are defined at run time, or were until their positions are deleted."""
+        return {name.removeprefix(INGRESS) for name in self._definitions.pipelines if name.startswith(INGRESS)}
 
     def poll(self) -> None:
         """Follow new wishes, and report. Raises PositionTaken if another driver has taken over."""
@@ -94,7 +111,7 @@ class DriverControl:
             try:
                 # After an error, the reader is new: a former leader could answer with wishes from before those that it has followed.
                 unsure = bool(self._trouble)
-                self._steering.follow(self._topics.wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure))
+                self._follow(self._topics.wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure))
             except BasculeError as error:
                 if str(error) != self._trouble:
                     self._trouble = str(error)
@@ -103,8 +120,9 @@ class DriverControl:
                 return
             self._trouble = ""
         if now_s >= self._step_due_s:
+            self._definitions.step(self._defined)  # first: a pipeline that is deleted must not be resumed
             self._steering.step(self._holds)
-            self._step_due_s = now_s + RETRY_S if any(self._steering.due) else 0.0
+            self._step_due_s = now_s + RETRY_S if any((*self._definitions.due, *self._steering.due)) else 0.0
         states = {name: self._state_of(name) for name in self._specs}
         tasks = {name: self._query_of(name) for name in states}
         self._restarts = self._restart_counts.look(tasks, self._queries)
@@ -116,6 +134,13 @@ class DriverControl:
         ):
             self._states, self._moved, self._report_due_s = states, moved, now_s + REPORT_S
             self._report()
+
+    def _follow(self, wishes: Wishes) -> None:
+        self._definitions.follow(wishes.definitions)
+        for name in self._definitions.ignored - self._ignored:
+            log.warning("definition ignored, the configuration file has a pipeline of this name", pipeline=name)
+        self._ignored = self._definitions.ignored
+        self._steering.follow(wishes)
 
     def note(self, query: str) -> str:
         """Return why the broker keeps the journal for a query that is held; "" if it is not held."""
@@ -141,6 +166,8 @@ class DriverControl:
         """Write what has changed, and that the driver lives. Reports that Kafka has not stored are written again."""
         if any(future.exception() is not None for future in self._writing):
             self._reported.clear()
+        else:
+            self._stale -= self._deleted
         try:
             stored = self._positions.stored(TIMEOUT_S) if any(spec.enabled for spec in self._specs.values()) else {}
             held = {name: [stored[key] for key in self._keys_of(self._query_of(name)) if key in stored] for name in self._specs}
@@ -159,8 +186,11 @@ class DriverControl:
         if self._metrics is not None:
             self._metrics.measure(reports, stored, ends, self._queries)
         changed = {name: report for name, report in reports.items() if _lasting(report) != _lasting(self._reported.get(name))}
-        self._writing = self._topics.report({**changed, DRIVER_KEY: DriverReport(self._driver, now_ms)})
-        self._reported |= changed
+        self._stale |= self._reported.keys() | changed.keys()
+        self._deleted = self._stale - reports.keys() - self._definitions.pipelines
+        deletions = dict.fromkeys(self._deleted)
+        self._writing = self._topics.report({**changed, **deletions, DRIVER_KEY: DriverReport(self._driver, now_ms)})
+        self._reported = {name: report for name, report in {**self._reported, **changed}.items() if name not in deletions}
 
     def _report_of(self, name: str, positions: list[Position], ends: Mapping[tuple[str, int], int], now_ms: int) -> PipelineReport:
         query = self._queries.get(self._query_of(name))
@@ -178,6 +208,7 @@ class DriverControl:
             error_at_ms=0 if query is None else int(query.last_error_s * 1000),
             offsets_request=self._moved[name],
             offsets_error=self._holds.moves.refusal(name, self._moved[name]),
+            revision=self._definitions.revision(name),
         )  # fmt: skip
 
     def _rate(self, name: str, positions: list[Position]) -> float | None:

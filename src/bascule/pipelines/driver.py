@@ -26,8 +26,10 @@ from bascule.journal.errors import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
 from bascule.kafka.transactional import end_open_transactions
 from bascule.pipelines.control import DriverControl
+from bascule.pipelines.definitions import DefinedIngresses
 from bascule.pipelines.failures import crossing_batch, described
 from bascule.pipelines.holds import Holds
+from bascule.pipelines.ingresses import DriverIngresses
 from bascule.pipelines.jobs import Resident, ResidentJob, ResidentTasks, Running, Startable
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
@@ -36,13 +38,12 @@ from bascule.pipelines.serving import metrics_of
 from bascule.pipelines.session import StartingSpark
 from bascule.pipelines.slots import SlotWatch, waiting_stages
 from bascule.pipelines.spark import cores, journal_rows, kafka_range, kafka_stream, spark_session
-from bascule.pipelines.spec import IngressSpec, PipelinesSpec, StartPosition, from_settings
+from bascule.pipelines.spec import PipelinesSpec, StartPosition, from_settings
 from bascule.pipelines.standby import DriverTurn
-from bascule.pipelines.tasks import DivertTask, IngressTask, KnownDiverts
+from bascule.pipelines.tasks import DivertTask, KnownDiverts
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
-from bascule.writer.claims import Claim
-from bascule.writer.position import COMMON, DIVERT, EARLIEST, ENDED, INGRESS, Position, PositionLost, group_pipeline, position_key
+from bascule.writer.position import COMMON, DIVERT, EARLIEST, ENDED, INGRESS, Position, PositionLost, group_pipeline
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
@@ -76,15 +77,19 @@ class Driver:
         self._starting = StartingSpark(lambda: spark_session(pipelines))
         self._separate: set[str] = set()
         self._holds = Holds(self._positions, self.queries, self._separate, self._group_of, self._start_separate)
-        self._control = DriverControl(pipelines, self._holds, self.queries, self._positions, self._group_of, self._keys_of, metrics)
+        self._ingresses = DriverIngresses(
+            self._positions, pipelines.ingresses, self._holds.held, lambda: cores(self._starting.session, pipelines),
+            partial(self._resident, committed=True),
+        )  # fmt: skip
+        defined = DefinedIngresses(self._positions, self._holds, self._ingresses, self._add_ingress, self._drop)
+        self._control = DriverControl(
+            pipelines, self._holds, self.queries, self._positions, self._group_of, self._keys_of, defined, metrics
+        )
         self.held = self._holds.held
         self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
         self._known = KnownDiverts()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
-        self._ingresses = {ingress.name: ingress for ingress in pipelines.ingresses if ingress.enabled}
-        self._sources: dict[str, dict[tuple[str, int], str]] = {}
-        self._claims: dict[str, tuple[Claim, ...]] = {}
         self._mirrors: dict[str, LagMirror] = {}
         self._told: dict[str, tuple[str, str]] = {}  # the reasons that were published, with the last request to move the position
         self._slots = SlotWatch()
@@ -96,7 +101,7 @@ class Driver:
 
         Returns False if the driver was told to stop before its turn.
         """
-        if self._ingresses or any(divert.enabled for divert in self._diverts.values()):
+        if self._ingresses.specs or any(divert.enabled for divert in self._diverts.values()):
             self._starting.start()  # takes seconds, and needs no turn: a standby driver keeps its session ready
         self._positions.prepare_topics()
         if not turn():
@@ -111,10 +116,11 @@ class Driver:
                 check(divert, self._spark)
         if journal_id:
             self._start_diverts(journal_id)
-        for pipeline in self._positions.removed_ingresses({ingress.name for ingress in self.pipelines.ingresses}):
+        known = {ingress.name for ingress in self.pipelines.ingresses} | self._control.defined_ingresses
+        for pipeline in self._positions.removed_ingresses(known):
             self._positions.take_sources(pipeline, {}, StartPosition(EARLIEST), lambda _: False)
-        for name, ingress in self._ingresses.items():
-            self._add(f"{INGRESS}{name}", lambda ingress=ingress: self._ingress_query(ingress))  # type: ignore[misc]
+        for name in self._ingresses.specs:
+            self._add_ingress(name)
         self._positions.look_at_transactions()
         if self._starting.started:
             self._starting.session()
@@ -141,7 +147,7 @@ class Driver:
             running = {query.running.job_group: name for name, query in self.queries.items() if query.running is not None}
             self._slots.look(waiting_stages(self._spark, running) if running else [], now)  # without queries, perhaps without Spark
             try:
-                self._refresh_ingresses()
+                self._ingresses.refresh(self.queries)
             except Unavailable as error:
                 # The queries survive a pause of Kafka, and so does this driver.
                 log.warning("could not look for new topics of ingresses, will retry", error=str(error))
@@ -166,7 +172,7 @@ class Driver:
         self._mirror()
         for query in self.queries.values():
             query.stop()
-        self._pass_over()
+        self._ingresses.pass_over()
         self._tell({name: query.stopped or self._control.note(name) or ENDED for name, query in self.queries.items()})
         self._control.end()
         crash.point("driver.stop.after")
@@ -335,50 +341,18 @@ class Driver:
             raise Unavailable(f"position {key!r} reached offset {found.offset}, expected {end}")
         return found
 
-    # --- ingresses ---
-
-    def _ingress_query(self, ingress: IngressSpec) -> Startable | None:
-        pipeline = f"{INGRESS}{ingress.name}"
-        sources = self._matching(ingress)
-        self._sources[ingress.name] = sources
-        # Register the ingress even without a topic: then it reads topics that appear later from their first record.
-        positions = self._positions.take_sources(pipeline, sources, ingress.start, ingress.names)
-        claims = tuple(self._positions.claim(position_key(pipeline, at.topic, at.partition), at) for at in positions)
-        self._claims[pipeline] = claims
-        if pipeline in self._holds.held:
-            return None
-        if not sources:
-            log.warning("ingress has no topic yet", ingress=ingress.name, topics=ingress.topics or ingress.pattern)
-            return None
-        count = min(len(claims), ingress.tasks or cores(self._starting.session, self.pipelines))
-        tasks = [IngressTask(self.pipelines, claims[number::count], ingress) for number in range(count)]
-        return self._resident(pipeline, tasks, committed=True)
-
-    def _pass_over(self) -> None:
-        """Advance the positions of sources whose tasks have ended, past transaction markers: nobody reads them until the next start."""
-        claims = [claim for held in self._claims.values() for claim in held]
-        try:
-            self._positions.pass_over(dict.fromkeys(claims))
-        except Unavailable as error:
-            log.warning("could not advance positions of idle sources", error=str(error))
-
-    def _matching(self, ingress: IngressSpec) -> dict[tuple[str, int], str]:
-        """Return the source partitions of an ingress with the id of their topic. A recreated topic has another id."""
-        there = self._positions.topics.partitions()
-        wanted = [topic for topic in there if ingress.names(topic)]
-        if ingress.pattern is not None:
-            wanted = [topic for topic in wanted if not topic.startswith("__") and topic not in self.pipelines.topics.reserved]
-        ids = self._positions.topics.ids(wanted)
-        return {(topic, partition): topic_id for topic, topic_id in ids.items() for partition in range(there[topic])}
-
-    def _refresh_ingresses(self) -> None:
-        for name, ingress in self._ingresses.items():
-            query = self.queries[f"{INGRESS}{name}"]
-            if query.stopped is None and self._matching(ingress) != self._sources.get(name):
-                log.info("topics of ingress changed", ingress=name)
-                query.restart()
-
     # --- all ---
+
+    def _add_ingress(self, name: str) -> None:
+        self._add(f"{INGRESS}{name}", partial(self._ingresses.query, name))
+
+    def _drop(self, name: str) -> None:
+        """Stop a query for good, and publish its positions no more."""
+        if (query := self.queries.pop(name, None)) is not None:
+            query.stop()
+        if (mirror := self._mirrors.pop(name, None)) is not None:
+            mirror.close()
+        self._told.pop(name, None)
 
     @property
     def _spark(self) -> SparkSession:
@@ -412,7 +386,7 @@ class Driver:
     def _keys_of(self, name: str) -> list[str]:
         """Return the keys of the positions of a query."""
         if name.startswith(INGRESS):
-            return [position_key(name, *source) for source in self._sources.get(name.removeprefix(INGRESS), ())]
+            return self._ingresses.keys(name.removeprefix(INGRESS))
         return [self._positions.key_of(name)]
 
     def _mirror_of(self, name: str) -> LagMirror:

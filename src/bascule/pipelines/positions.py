@@ -14,7 +14,7 @@ from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
 from bascule.kafka import own_topics
-from bascule.kafka.admin import Topics
+from bascule.kafka.admin import Topics, delete_group
 from bascule.kafka.compacted import TableReader
 from bascule.kafka.guards import Finding, TopicRole, guard_transactions
 from bascule.kafka.history import TopicHistory, committed_offset, known_offset
@@ -31,13 +31,17 @@ from bascule.writer.errors import PositionMoved
 from bascule.writer.position import (
     BEGUN,
     COMMON,
+    DEFINED,
     DIVERT,
     EARLIEST,
     GROUP,
     INGRESS,
+    MOVED,
     POSITION_PARTITIONS,
     Position,
     PositionLost,
+    PositionTaken,
+    defined_mark,
     group_pipeline,
     lag_group,
     position_key,
@@ -196,17 +200,22 @@ class Positions:
         return None
 
     def take_sources(
-        self, pipeline: str, sources: Mapping[Source, str], start: StartPosition, names: Callable[[str], bool] = lambda _: True
-    ) -> list[Position]:
+        self, pipeline: str, sources: Mapping[Source, str], start: StartPosition, names: Callable[[str], bool] = lambda _: True,
+        definition: str = "", *, begun: bool = False,
+    ) -> list[Position]:  # fmt: skip
         """Take over all source partitions of an ingress. ``sources`` has the topic id of each.
 
         Partitions of a new ingress begin at ``start``. Partitions that a known ingress finds later are new, and it reads them from the
         first record. One transaction under the ingress's own transactional id adds the new positions and registers the ingress. Positions
         in topics that the ingress no longer names (``names``) become vacant: if the ingress names the topic again, it continues there, or
-        starts like a new one if records are lost. Raises PositionLost, PositionTaken.
+        starts like a new one if records are lost. ``definition`` is the id of a definition made at run time, which is stored with the
+        positions. If the ingress has ``begun`` with it, a missing registration means that another driver has deleted the ingress. Raises
+        PositionLost, PositionTaken.
         """
         with closing(self.writer(pipeline)) as leader, ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
             known = self._take(leader, pipeline)
+            if begun and known is None:
+                raise PositionTaken(f"the positions of {pipeline!r} were deleted by another driver of the bridge; this driver stops")
             found = dict(zip(sources, pool.map(partial(self._take_source, pipeline), sources, sources.values()), strict=True))
             begin = StartPosition(EARLIEST) if known or any(found.values()) else start
             owner = self._claims.name(pipeline)
@@ -215,9 +224,34 @@ class Positions:
                 for source, position in found.items()
             }
             left = {key: replace(at, owner="") for key, at in self._left_out(pipeline, names).items()}
-            leader.write([], known, replace(known or Position("", "", 0, 0), owner=owner), taken | left)
+            marks = {f"{DEFINED}{pipeline}": defined_mark(definition)} if definition else {}
+            leader.write([], known, replace(known or Position("", "", 0, 0), owner=owner), taken | left | marks)
             self._claims.hold([pipeline, *taken])
         return list(taken.values())
+
+    def definitions(self) -> dict[str, str]:
+        """Return the ids of the definitions made at run time to which stored positions belong, by pipeline. Raises Unavailable."""
+        return {key.removeprefix(DEFINED): at.owner for key, at in self.stored(decides=True).items() if key.startswith(DEFINED)}
+
+    def forget(self, pipeline: str) -> None:
+        """Delete the positions of an ingress without a query, and its consumer group. Nothing is left of the ingress; this may be repeated.
+
+        The group is deleted first: it would look like a lost position. A task that Spark has not ended yet carries nothing more, because
+        its positions have another owner from the beginning. Raises PositionTaken, Unavailable, Denied.
+        """
+        stored = self.stored(decides=True)
+        keys = [key for key in stored if key.startswith(f"{pipeline}/")]
+        marks = [key for key in (f"{DEFINED}{pipeline}", f"{MOVED}{pipeline}") if key in stored]
+        if not (keys or marks or pipeline in stored):
+            return
+        with closing(self.writer(pipeline)) as leader, ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
+            known = self._take(leader, pipeline)
+            list(pool.map(partial(self._taken, leader=pipeline), keys))
+            delete_group(self.pipelines.kafka, self.group(pipeline))
+            crash.point("forget.before")
+            leader.write([], known, None, dict.fromkeys([*keys, *marks]))
+            crash.point("forget.after")
+            self._claims.give_up([pipeline, *keys])
 
     def part(self, pipeline: str, before: Position, names: Collection[str]) -> dict[str, Position]:
         """Give members of the position of a group positions of their own at the same offset, in one transaction.

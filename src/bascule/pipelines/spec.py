@@ -27,6 +27,7 @@ from bascule.core.topics import MESSAGE_BYTES_MAX, JournalTopics
 from bascule.writer.position import DEFAULT_GROUP, EARLIEST, LATEST
 
 if TYPE_CHECKING:
+    from bascule.config.pipeline import Ingress
     from bascule.config.settings import Settings
 
 
@@ -101,7 +102,7 @@ class TransactionLimits:
 
 @dataclass(frozen=True, slots=True)
 class PipelinesSpec:
-    """All settings of a driver. ``kafka`` are librdkafka settings."""
+    """All settings of a driver. ``kafka`` are librdkafka settings. ``masked`` and ``keep_user_id`` are for new ingresses."""
 
     bridge_id: str
     kafka: dict[str, Any]
@@ -121,6 +122,8 @@ class PipelinesSpec:
     checkpoint_dir: str | None = None
     session_timeout_s: float = SESSION_TIMEOUT_S
     instance: str | None = None
+    masked: tuple[str, ...] = ()
+    keep_user_id: bool = True
 
     def transactional_id(self, position_key: str) -> str:
         """Return the one transactional id that may move a position."""
@@ -130,6 +133,7 @@ class PipelinesSpec:
 def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
     """Return the pipelines of a configuration, on the Kafka at ``bootstrap_servers``."""
     run = settings.pipelines
+    masked, keep_user_id = settings.admin.masked_properties, settings.broker.validated_user == "off"
     return PipelinesSpec(
         bridge_id=settings.bridge.id,
         kafka={"bootstrap.servers": bootstrap_servers, **settings.kafka.client},
@@ -141,15 +145,9 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
             )
             for one in settings.divert
         ),
-        ingresses=tuple(
-            IngressSpec(
-                name=one.name, target=one.to, topics=tuple(one.topics), pattern=one.pattern, routing=one.routing_type, body=one.body,
-                start=_start(one), unbound=one.unbound, key_as=one.key_as, reply_to=one.reply_to, enabled=one.enabled,
-                tasks=one.tasks, masked=settings.admin.masked_properties,
-                keep_user_id=settings.broker.validated_user == "off" if one.keep_user_id is None else one.keep_user_id,
-            )
-            for one in settings.ingress
-        ),
+        ingresses=tuple(ingress_spec(one, masked, keep_user_id=keep_user_id) for one in settings.ingress),
+        masked=masked,
+        keep_user_id=keep_user_id,
         topics=settings.journal_topics,
         limits=TransactionLimits(records=run.transaction_records, size_bytes=run.transaction_bytes, age_s=run.transaction_s),
         message_bytes_max=settings.broker.max_message_bytes,
@@ -164,6 +162,15 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
         checkpoint_dir=str(run.checkpoint_dir) if run.checkpoint_dir else None,
         session_timeout_s=settings.broker.session_timeout_s,
         instance=run.instance,
+    )  # fmt: skip
+
+
+def ingress_spec(one: Ingress, masked: tuple[str, ...], *, keep_user_id: bool) -> IngressSpec:
+    """Return an ingress of a configuration. ``keep_user_id`` applies if the ingress does not say it."""
+    return IngressSpec(
+        name=one.name, target=one.to, topics=tuple(one.topics), pattern=one.pattern, routing=one.routing_type, body=one.body,
+        start=_start(one), unbound=one.unbound, key_as=one.key_as, reply_to=one.reply_to, enabled=one.enabled,
+        tasks=one.tasks, masked=masked, keep_user_id=keep_user_id if one.keep_user_id is None else one.keep_user_id,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 GET  /diverts, /ingresses            the pipelines with their states, JSON
 GET  /diverts/NAME                   the definition
+POST /ingresses                      define an ingress at run time (bascule.server.pipeline_definitions)
 GET  /diverts/NAME/status            state, positions, lag, last error
 PUT  /diverts/NAME/pause|resume|stop store the wanted state; 202 once Kafka has stored it
 POST /diverts/NAME/restart           restart the task
@@ -32,9 +33,20 @@ from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.audit import AuditTrail
+from bascule.server.pipeline_definitions import DefinitionPages
 from bascule.server.pipeline_offsets import OffsetPages, OffsetPlanning
 from bascule.threads.background import in_background
-from bascule.writer.control import KINDS, OffsetsWish, PipelineReport, PipelineState, RestartWish, WantedState, Wish, Wishes
+from bascule.writer.control import (
+    KINDS,
+    OffsetsWish,
+    PipelineDefinition,
+    PipelineReport,
+    PipelineState,
+    RestartWish,
+    WantedState,
+    Wish,
+    Wishes,
+)
 
 log = get_log(__name__)
 
@@ -46,6 +58,12 @@ SILENT_MS: Final = 90_000
 REQUESTS_AT_ONCE: Final = 2
 #: The state of pipelines without a driver, and of those that the driver does not know.
 UNASSIGNED: Final = "unassigned"
+#: The state of a pipeline whose definition is deleted and that the driver has not deleted yet, and what is wanted of it.
+DELETING: Final = "deleting"
+DELETED: Final = "deleted"
+#: Where a pipeline is defined.
+IN_FILE: Final = "file"
+AT_RUN_TIME: Final = "runtime"
 #: Paths of the collections, by kind of pipeline.
 COLLECTIONS: Final[Mapping[str, str]] = {"divert": "/diverts", "ingress": "/ingresses"}
 WANTED_BY_VERB: Final[Mapping[str, WantedState]] = {
@@ -65,6 +83,14 @@ class PipelineDisabled(InvalidInput):
     http_status = 409
 
 
+class PipelineLeaving(InvalidInput):
+    """The definition of the pipeline is deleted, so it cannot be controlled any more."""
+
+    scope = Scope.OPERATION
+    condition = "amqp:illegal-state"
+    http_status = 409
+
+
 class PipelineTopics(Protocol):
     """The topics by which pipelines are controlled; see bascule.kafka.control.ControlTopics. Blocking."""
 
@@ -76,6 +102,12 @@ class PipelineTopics(Protocol):
 
     def want(self, pipeline: str, wish: Wish | RestartWish | OffsetsWish) -> None:
         """Store a wish. Raises Unavailable."""
+
+    def define(self, pipeline: str, definition: PipelineDefinition) -> None:
+        """Store a definition. Raises Unavailable."""
+
+    def undefine(self, pipeline: str) -> None:
+        """Delete a definition and the wishes about its pipeline. Raises Unavailable."""
 
 
 class KnownPipelines(NamedTuple):
@@ -97,6 +129,7 @@ class PipelinePages:
         planning: Callable[[], OffsetPlanning],
     ) -> None:
         self._offsets = OffsetPages(self, planning)
+        self._definitions = DefinitionPages(self, settings, COLLECTIONS["ingress"])
         self.topics = topics
         self.audit = audit
         self.now_ms = now_ms
@@ -122,7 +155,7 @@ class PipelinePages:
                 AdminPage("GET", f"{one}/offsets", AdminRole.VIEW, partial(self._offsets.show, kind)),
                 AdminPage("PATCH", f"{one}/offsets", AdminRole.MANAGE, partial(self._offsets.change, kind)),
             ]
-        return found
+        return found + self._definitions.paths()
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
@@ -135,9 +168,11 @@ class PipelinePages:
         known = await self.known()
         pipeline = self.named(known, kind, request)
         report = known.reports.pipelines.get(pipeline)
+        own = self._definition(known, pipeline)
         return JSONResponse({
-            "name": pipeline.removeprefix(KINDS[kind]), "kind": kind, "origin": "file",
+            "name": pipeline.removeprefix(KINDS[kind]), "kind": kind, "origin": self._origin(known, pipeline),
             "definition": None if report is None else dict(report.definition),
+            "config": None if own is None else dict(own.settings), "revision": None if own is None else own.revision,
         })  # fmt: skip
 
     async def _status(self, kind: str, request: Request) -> Response:
@@ -187,7 +222,7 @@ class PipelinePages:
 
     def _names(self, known: KnownPipelines) -> set[str]:
         held = {name for name in known.wishes.states if known.wishes.of(name) is not WantedState.RUNNING}
-        return {*self._configured, *known.reports.pipelines, *held}
+        return {*self._configured, *known.reports.pipelines, *held, *known.wishes.definitions}
 
     def named(self, known: KnownPipelines, kind: str, request: Request) -> str:
         """Return the pipeline that a request names. Raises UnknownAddress."""
@@ -197,8 +232,29 @@ class PipelinePages:
             raise UnknownAddress(f"there is no {kind} {name!r:.60}")
         return pipeline
 
+    def in_file(self, known: KnownPipelines, pipeline: str) -> bool:
+        """Return whether the configuration of this broker or of the driver has a pipeline."""
+        report = known.reports.pipelines.get(pipeline)
+        reported = report is not None and not report.revision and pipeline not in known.wishes.definitions
+        return pipeline in self._configured or reported
+
+    def is_leaving(self, known: KnownPipelines, pipeline: str) -> bool:
+        """Return whether the definition of a pipeline is deleted, and the driver has not deleted the pipeline yet."""
+        return self._origin(known, pipeline) == AT_RUN_TIME and pipeline not in known.wishes.definitions
+
+    def _definition(self, known: KnownPipelines, pipeline: str) -> PipelineDefinition | None:
+        """Return the definition that was made at run time, None for a pipeline of the file."""
+        return None if self.in_file(known, pipeline) else known.wishes.definitions.get(pipeline)
+
+    def _origin(self, known: KnownPipelines, pipeline: str) -> str:
+        report = known.reports.pipelines.get(pipeline)
+        defined = pipeline in known.wishes.definitions or (report is not None and report.revision > 0)
+        return AT_RUN_TIME if defined and not self.in_file(known, pipeline) else IN_FILE
+
     def check_enabled(self, known: KnownPipelines, pipeline: str) -> None:
-        """Raise PipelineDisabled if a pipeline cannot be controlled at run time."""
+        """Raise PipelineDisabled or PipelineLeaving if a pipeline cannot be controlled at run time."""
+        if self.is_leaving(known, pipeline):
+            raise PipelineLeaving(f"{pipeline.replace(':', ' ', 1)} is being deleted")
         report = known.reports.pipelines.get(pipeline)
         enabled = self._configured.get(pipeline, True) if report is None else report.state is not PipelineState.DISABLED
         if not enabled:
@@ -216,10 +272,11 @@ class PipelinePages:
     def _described(self, known: KnownPipelines, pipeline: str) -> dict[str, Any]:
         kind, _, name = pipeline.partition(":")
         wish, report = known.wishes.states.get(pipeline), known.reports.pipelines.get(pipeline)
+        own, leaving = self._definition(known, pipeline), self.is_leaving(known, pipeline)
         return {
-            "name": name, "kind": kind, "origin": "file",
-            "state": self.state_of(known, pipeline) or UNASSIGNED,
-            "wanted": known.wishes.of(pipeline).value,
+            "name": name, "kind": kind, "origin": self._origin(known, pipeline), "revision": None if own is None else own.revision,
+            "state": DELETING if leaving else self.state_of(known, pipeline) or UNASSIGNED,
+            "wanted": DELETED if leaving else known.wishes.of(pipeline).value,
             "wanted_by": "" if wish is None else wish.by,
             "wanted_at_ms": None if wish is None else wish.at_ms,
             **_figures(report),
@@ -231,7 +288,7 @@ def _figures(report: PipelineReport | None) -> dict[str, Any]:
     if report is None:
         return {
             "group": "", "lag": None, "records_per_s": None, "restarts": None, "error": "", "error_at_ms": None, "partitions": 0,
-            "sources": [], "driver": "", "reported_at_ms": None,
+            "sources": [], "driver": "", "reported_at_ms": None, "reported_revision": None,
         }  # fmt: skip
     return {
         "group": report.group,
@@ -244,6 +301,7 @@ def _figures(report: PipelineReport | None) -> dict[str, Any]:
         "sources": [dict(zip(("topic", "partition", "offset", "end"), each, strict=True)) for each in report.sources],
         "driver": report.driver,
         "reported_at_ms": report.at_ms,
+        "reported_revision": report.revision or None,
     }
 
 

@@ -23,6 +23,7 @@ VERSION: Final = 1
 WANTED_KEY: Final = "wanted/"
 RESTART_KEY: Final = "restart/"
 OFFSETS_KEY: Final = "offsets/"
+DEFINITION_KEY: Final = "definition/"
 #: Key of the driver's own report in ``PREFIX.pipelines``. The other keys are names of pipelines.
 DRIVER_KEY: Final = "driver"
 #: Kinds of pipelines, and the prefixes of their names.
@@ -106,10 +107,25 @@ class OffsetsWish:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineDefinition:
+    """A pipeline that an administrator has defined at run time. ``settings`` are those of its table in the configuration, without the name.
+
+    Each creation has another ``id``, and each change another ``revision``, which counts from 1.
+    """
+
+    id: str
+    revision: int
+    settings: Mapping[str, Any]
+    by: str = ""
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineReport:
     """What a driver knows about a pipeline. ``sources`` are lists of topic, partition, next offset and end (None: not known).
 
     ``offsets_request`` is the last request to move positions that this driver has handled, and ``offsets_error`` why it was refused.
+    ``revision`` is that of the definition made at run time, 0 if the pipeline is defined in the driver's configuration file.
     """
 
     state: PipelineState
@@ -126,6 +142,7 @@ class PipelineReport:
     error_at_ms: int = 0
     offsets_request: str = ""
     offsets_error: str = ""
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +154,13 @@ class DriverReport:
     running: bool = True
 
 
-R = TypeVar("R", Wish, RestartWish, OffsetsWish, PipelineReport, DriverReport)
+R = TypeVar("R", Wish, RestartWish, OffsetsWish, PipelineDefinition, PipelineReport, DriverReport)
 #: Types of fields that are no enumerations. ``sources`` and ``moves`` have checks of their own.
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("id", "by", "driver", "group", "error", "offsets_request", "offsets_error"), (str,)),
-    **dict.fromkeys(("at_ms", "partitions", "restarts", "error_at_ms"), (int,)),
+    **dict.fromkeys(("at_ms", "partitions", "restarts", "error_at_ms", "revision"), (int,)),
     "running": (bool,),
-    "definition": (dict,),
+    **dict.fromkeys(("definition", "settings"), (dict,)),
     **dict.fromkeys(("lag", "after"), (int, type(None))),
     "records_per_s": (int, float, type(None)),
 }
@@ -151,7 +168,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 _ENUMS: Final[Mapping[tuple[type, str], type[enum.StrEnum]]] = {(Wish, "state"): WantedState, (PipelineReport, "state"): PipelineState}
 
 
-def encoded(record: Wish | RestartWish | OffsetsWish | PipelineReport | DriverReport) -> bytes:
+def encoded(record: Wish | RestartWish | OffsetsWish | PipelineDefinition | PipelineReport | DriverReport) -> bytes:
     """Return the value of a record: a JSON object with a version."""
     return json.dumps({"version": VERSION, **asdict(record)}, separators=(",", ":")).encode()
 
@@ -190,11 +207,12 @@ def _move(said: Sequence[Any]) -> OffsetMove:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """All wishes, by name of the pipeline."""
+    """All wishes and the definitions made at run time, by name of the pipeline."""
 
     states: Mapping[str, Wish] = field(default_factory=dict)
     restarts: Mapping[str, RestartWish] = field(default_factory=dict)
     offsets: Mapping[str, OffsetsWish] = field(default_factory=dict)
+    definitions: Mapping[str, PipelineDefinition] = field(default_factory=dict)
 
     def of(self, pipeline: str) -> WantedState:
         """Return the wanted state of a pipeline, which is running if nobody wanted anything else."""
@@ -272,6 +290,18 @@ class Steering:
         held = {pipeline for pipeline in self._states if self._wanted(pipeline) is SteeringEvent.HOLD}
         self._states |= dict.fromkeys(held, SteeringState.HELD)
         return held
+
+    def add(self, pipeline: str) -> bool:
+        """Steer one more pipeline, and return whether the driver must not start it. Earlier requests to restart it are satisfied."""
+        held = self._wanted(pipeline) is SteeringEvent.HOLD
+        self._states[pipeline] = SteeringState.HELD if held else SteeringState.RUNNING
+        return held
+
+    def remove(self, pipeline: str) -> None:
+        """Steer a pipeline no more: it is deleted. A later one of the same name has handled no request."""
+        self._states.pop(pipeline, None)
+        self._moved.pop(pipeline, None)
+        self._restarts = [each for each in self._restarts if each != pipeline]
 
     def follow(self, wishes: Wishes) -> None:
         """Take note of the current wishes."""

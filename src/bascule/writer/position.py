@@ -40,6 +40,8 @@ ENDED = "the pipelines were stopped; start them again"
 BEGUN = "begun:"
 #: Prefix of the key that says which request of an administrator has last moved a pipeline's positions, followed by the pipeline.
 MOVED = "moved:"
+#: Prefix of the key that says to which definition made at run time a pipeline's positions belong, followed by the pipeline.
+DEFINED = "defined:"
 
 
 class PositionLost(BasculeError):
@@ -141,6 +143,11 @@ class MovedMark(NamedTuple):
 
 
 NEVER_MOVED: Final = MovedMark()
+
+
+def defined_mark(definition: str) -> Position:
+    """Return the value of a key with DEFINED: the ``owner`` is the id of the definition."""
+    return Position("", "", 0, 0, owner=definition)
 
 
 def group_pipeline(group: str) -> str:

@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((self.path, json.loads(self.rfile.read(int(self.headers["content-length"])))))
         self._answer()
 
-    do_PUT = do_PATCH = do_POST  # noqa: N815 - the name in the standard library
+    do_PUT = do_PATCH = do_DELETE = do_POST  # noqa: N815 - the name in the standard library
 
     def _answer(self) -> None:
         self.server.token = self.headers.get("authorization")

@@ -12,12 +12,19 @@ from bascule.cli import pipelines
 from tests.unit.cli.test_administer import Broker, _elsewhere, broker, run  # noqa: F401 - fixtures
 
 STATUS = {
-    "name": "orders", "kind": "divert", "origin": "file", "state": "paused", "wanted": "paused", "wanted_by": "ann",
+    "name": "orders", "kind": "divert", "origin": "file", "revision": None, "state": "paused", "wanted": "paused", "wanted_by": "ann",
     "wanted_at_ms": 1769846400000, "group": "g", "lag": 6, "records_per_s": 1.5, "restarts": 2, "error": "an error", "error_at_ms": None,
     "partitions": 1, "sources": [{"topic": "bascule.journal", "partition": 0, "offset": 3, "end": 9}], "driver": "host-1",
     "reported_at_ms": 1769846400000,
 }  # fmt: skip
-SHOWN = {"name": "orders", "kind": "divert", "origin": "file", "definition": {"from": "sales.#", "to": "t"}}
+SHOWN = {
+    "name": "orders",
+    "kind": "divert",
+    "origin": "file",
+    "definition": {"from": "sales.#", "to": "t"},
+    "config": None,
+    "revision": None,
+}
 
 
 @pytest.mark.parametrize(("kind", "path"), [("divert", "/diverts"), ("ingress", "/ingresses")])

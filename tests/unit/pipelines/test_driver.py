@@ -15,6 +15,7 @@ from bascule.core.errors import BadRecord, Unavailable
 from bascule.kafka.history import committed_note
 from bascule.pipelines import driver as module
 from bascule.pipelines.driver import Driver
+from bascule.pipelines.ingresses import DriverIngresses
 from bascule.pipelines.jobs import ResidentTasks
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.queries import Query
@@ -157,7 +158,7 @@ def test_ingress_finds_topics_created_later(bridge: Bridge, kafka: MockCluster, 
         kafka.create(f"{prefix}-in.a", 2)
         driver.poll()
         assert query.running is not None
-        assert sorted(at for at in driver._sources["in"]) == [(f"{prefix}-in.a", 0), (f"{prefix}-in.a", 1)]
+        assert sorted(at for at in driver._ingresses.sources["in"]) == [(f"{prefix}-in.a", 0), (f"{prefix}-in.a", 1)]
         runs = query.running
         driver.poll()
         assert query.running is runs, "nothing has changed"
@@ -177,7 +178,7 @@ def test_failed_topic_lookup_is_retried_at_next_refresh(bridge: Bridge, monkeypa
             raise Unavailable("no Kafka")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Driver, "_matching", away)
+            patched.setattr(DriverIngresses, "_matching", away)
             driver.poll()
         assert driver._refresh_due_s > time.monotonic()
         assert driver.queries["ingress:in"].stopped is None
@@ -298,7 +299,7 @@ def test_driver_stops_and_reports_no_lag_when_kafka_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
-    driver._claims["ingress:in"] = (driver._positions.claim("ingress:in/t/0", Position("t", "id", 0, 1)),)
+    driver._ingresses.claims["ingress:in"] = (driver._positions.claim("ingress:in/t/0", Position("t", "id", 0, 1)),)
     shipped = ResidentTasks([], driver.pipelines.kafka, committed=True)
     driver.queries["ingress:in"] = Query("ingress:in", lambda: None, tmp_path, running=Job(Session(), "in", shipped))
 

@@ -14,6 +14,7 @@ import pytest
 from bascule.core.errors import BadRecord, BasculeError
 from bascule.pipelines import driver as module
 from bascule.pipelines.driver import Driver, run_pipelines
+from bascule.pipelines.ingresses import DriverIngresses
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.queries import PipelineStopped, Query
 from bascule.pipelines.spec import IngressSpec, PipelinesSpec
@@ -108,9 +109,10 @@ def test_driver_ends_cleanly_whenever_the_signal_arrives() -> None:
 
 
 def test_ingress_with_missing_topics_holds_no_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Driver, "_matching", lambda *_: {})
-    monkeypatch.setattr(Positions, "take_sources", lambda *_: [])
-    driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
-    driver._claims["ingress:in"] = (Claim("ingress:in/t/0", "t", "id", 0, "driver.1"),)
-    assert driver._ingress_query(IngressSpec("in", "queue", ("t",))) is None
-    assert driver._claims == {"ingress:in": ()}
+    monkeypatch.setattr(DriverIngresses, "_matching", lambda *_: {})
+    monkeypatch.setattr(Positions, "take_sources", lambda *_, **__: [])
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    ingresses = Driver(PipelinesSpec("a", kafka, ingresses=(IngressSpec("in", "queue", ("t",)),), checkpoint_dir=str(tmp_path)))._ingresses
+    ingresses.claims["ingress:in"] = (Claim("ingress:in/t/0", "t", "id", 0, "driver.1"),)
+    assert ingresses.query("in") is None
+    assert ingresses.claims == {"ingress:in": ()}

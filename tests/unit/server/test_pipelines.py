@@ -47,6 +47,8 @@ class NoPlanning:
 PLANNING = NoPlanning()
 #: A token for each role.
 ACCESS = AdminAccess(restricted=True, tokens={role.word: (role.word, role) for role in AdminRole})
+#: Paths that define an ingress, and what they answer without arguments for an ingress of the file.
+DEFINING = {("POST", "/ingresses"): 400, ("PUT", "/ingresses/{name}/config"): 409, ("DELETE", "/ingresses/{name}"): 409}
 GUIDE = PAGE.parent / "pipelines.md"
 
 
@@ -96,13 +98,15 @@ def test_pipelines_are_listed_with_what_is_wanted_and_what_the_driver_reports(to
             ("off", "unassigned", "running"), ("orders", "running", "paused"),
         ]  # fmt: skip
         assert request("GET", "/diverts/orders/status", "view") == (200, {
-            "name": "orders", "kind": "divert", "origin": "file", "state": "running", "wanted": "paused", "wanted_by": "ann",
-            "wanted_at_ms": 7, "group": "g", "lag": 6, "records_per_s": 1.5, "restarts": 2, "error": "an error", "error_at_ms": 4,
-            "partitions": 1, "sources": [{"topic": "bascule.journal", "partition": 0, "offset": 3, "end": 9}], "driver": "host-1",
-            "reported_at_ms": NOW_MS,
+            "name": "orders", "kind": "divert", "origin": "file", "revision": None, "state": "running", "wanted": "paused",
+            "wanted_by": "ann", "wanted_at_ms": 7, "group": "g", "lag": 6, "records_per_s": 1.5, "restarts": 2,
+            "error": "an error", "error_at_ms": 4, "partitions": 1, "driver": "host-1",
+            "sources": [{"topic": "bascule.journal", "partition": 0, "offset": 3, "end": 9}],
+            "reported_at_ms": NOW_MS, "reported_revision": None,
         })  # fmt: skip
         assert request("GET", "/diverts/orders", "view") == (200, {
-            "name": "orders", "kind": "divert", "origin": "file", "definition": {"from": "orders", "to": "t"},
+            "name": "orders", "kind": "divert", "origin": "file", "definition": {"from": "orders", "to": "t"}, "config": None,
+            "revision": None,
         })  # fmt: skip
         assert request("GET", "/ingresses/stock", "view")[1]["definition"] is None
         assert [each["name"] for each in request("GET", "/ingresses", "view")[1]] == ["stock"]
@@ -158,20 +162,22 @@ def test_each_path_needs_its_role_and_the_guide_names_it(topics: ControlTopics) 
     report(topics, divert_orders=REPORT, ingress_orders=REPORT)
     pages = PipelinePages(topics, Settings(), AuditTrail(), lambda: NOW_MS, lambda: PLANNING)
     paths = pages.paths()
-    assert len(paths) == 18
+    assert len(paths) == 21
 
     def ask(request: Callable[..., tuple[int, Any]]) -> None:
         for path in paths:
             for role in AdminRole:
                 code, _ = request(path.method, path.path.replace("{name}", "orders"), role.word)
-                wanted = {"GET": 200, "PATCH": 400}.get(path.method, 202) if role >= path.role else 403  # a PATCH needs arguments
+                wanted = {"GET": 200, "PATCH": 400}.get(path.method, 202)  # a PATCH needs arguments
+                wanted = DEFINING.get((path.method, path.path), wanted)
+                wanted = wanted if role >= path.role else 403
                 assert code == wanted, (path, role)
             assert request(path.method, path.path.replace("{name}", "orders"), "nobody")[0] == 401
 
     asked(topics, ask)
     text = GUIDE.read_text()
     for path in paths:
-        if path.path.startswith("/diverts"):
+        if path.path.startswith("/diverts") or (path.method, path.path) in DEFINING:
             assert f"| `{path.method} {path.path.replace('{name}', 'NAME')}` | `{path.role.word}` |" in text
 
 

@@ -15,6 +15,7 @@ from bascule.writer.control import (
     DriverReport,
     OffsetMove,
     OffsetsWish,
+    PipelineDefinition,
     PipelineReport,
     PipelineState,
     RestartWish,
@@ -44,12 +45,13 @@ OFFSETS = OffsetsWish("1", (OffsetMove("t", "id", 0, 9, 3), OffsetMove("t", "id"
         RestartWish("1", "ann", 2),
         OFFSETS,
         REPORT,
+        PipelineDefinition("1", 2, {"topics": ["a"]}, "ann", 3),
         DriverReport("d", 3, running=False),
     ],
     ids=repr,
 )
 def test_record_is_decoded_as_it_was_encoded_and_unknown_fields_are_ignored(
-    record: Wish | RestartWish | OffsetsWish | PipelineReport | DriverReport,
+    record: Wish | RestartWish | OffsetsWish | PipelineDefinition | PipelineReport | DriverReport,
 ) -> None:
     value = encoded(record)
     assert decoded(type(record), value, "here") == record
@@ -192,6 +194,23 @@ def test_restart_of_a_running_pipeline_happens_and_of_a_held_one_does_not() -> N
     steering.follow(wishes({"divert:b"}, {"divert:a": "2", "divert:b": "1"}))
     steering.step(driver)
     assert driver.restarted == ["divert:a"]
+
+
+def test_pipelines_that_are_added_follow_the_wishes_and_deleted_ones_do_not() -> None:
+    steering, driver = Steering(()), Driver()
+    steering.begin(wishes({"ingress:c"}, {"ingress:c": "1"}), {"ingress:c": "moved"})
+    assert steering.add("ingress:c"), "a paused pipeline must not start"
+    assert not steering.add("divert:a")
+    driver.held = {"ingress:c"}
+    assert (steering.held("ingress:c"), steering.moved("ingress:c")) == (PipelineState.PAUSED, "moved")
+    steering.follow(wishes((), {"ingress:c": "1", "divert:a": "1"}))
+    steering.remove("divert:a")
+    steering.step(driver)
+    assert (driver.held, driver.restarted) == (set(), [])
+    steering.remove("ingress:c")
+    steering.follow(wishes({"ingress:c"}, {"ingress:c": "2"}))
+    steering.step(driver)
+    assert (driver.held, driver.restarted, steering.moved("ingress:c"), list(steering.due)) == (set(), [], "", [])
 
 
 @pytest.mark.parametrize("state", [WantedState.RUNNING, WantedState.PAUSED, WantedState.STOPPED])

@@ -1,0 +1,142 @@
+"""The commands ``ingress create``, ``change`` and ``delete``: define an ingress at run time."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from bascule.cli.admin import AdminApiClient, AdminOption
+from bascule.cli.config import ConfigOption
+from bascule.cli.output import Format, FormatOption, note, show_result
+from bascule.core.errors import InvalidInput
+
+#: Interval, in seconds, at which a command looks whether the driver has followed.
+LOOK_S: Final = 0.5
+WAIT_S: Final = 30.0
+#: Settings that are lists: their values are separated by commas.
+LISTS: Final = ("topics",)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the ingress")]
+SettingsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SETTING=VALUE", help="Settings of the ingress, as in the configuration file", show_default=False),
+]
+FileOption = Annotated[
+    Path | None,
+    typer.Option("--file", help="Read the settings from this TOML file (keys without a table)", show_default=False, dir_okay=False),
+]
+UnsetOption = Annotated[list[str] | None, typer.Option("--unset", help="Set a setting to its default; may be repeated", show_default=False)]
+WaitOption = Annotated[
+    float, typer.Option("--wait-s", min=0, help="Wait at most this time in seconds until the driver has done it; 0 = do not wait")
+]
+
+#: Adds a command: name, function, help, and the example of its help.
+Add = Callable[[str, Callable[..., None], str, str], None]
+
+
+def add_definition_commands(add: Add, path: Callable[..., str]) -> None:
+    """Add the commands of this module. ``path`` returns the path of a page about an ingress."""
+    text = "Create an ingress at run time. It begins where its setting `start` says."
+    add("create", _create_command(path), text, "ingress create stock topics=stock,prices to=queue://stock")
+    text = "Change settings of an ingress that was created at run time. It continues at its positions."
+    add("change", _change_command(path), text, "ingress change stock body=bytes")
+    text = "Delete an ingress that was created at run time, with its positions. Messages that it has carried stay."
+    add("delete", _delete_command(path), text, "ingress delete stock")
+
+
+def _create_command(path: Callable[..., str]) -> Callable[..., None]:
+    def command(
+        name: Name, settings: SettingsArgument = None, file: FileOption = None, wait_s: WaitOption = WAIT_S,
+        config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
+    ) -> None:  # fmt: skip
+        client = AdminApiClient(admin, config)
+        answer = client.send("POST", path("ingress"), name=name, config=_given(settings, file))
+        answer["state"] = _awaited(partial(client.look, path("ingress", name, "status")), answer["revision"], wait_s)
+        show_result(answer, output)
+
+    return command
+
+
+def _change_command(path: Callable[..., str]) -> Callable[..., None]:
+    def command(
+        name: Name, settings: SettingsArgument = None, file: FileOption = None, unset: UnsetOption = None, wait_s: WaitOption = WAIT_S,
+        config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
+    ) -> None:  # fmt: skip
+        client = AdminApiClient(admin, config)
+        found = client.look(path("ingress", name))
+        wanted = {**(found["config"] or {}), **_given(settings, file)}
+        for key in unset or ():
+            wanted.pop(key, None)
+        # The broker refuses the change if somebody has changed the ingress since, and if it is defined in the file.
+        answer = client.send("PUT", f"{path('ingress', name, 'config')}?revision={found['revision'] or 0}", **wanted)
+        answer["state"] = _awaited(partial(client.look, path("ingress", name, "status")), answer["revision"], wait_s)
+        show_result(answer, output)
+
+    return command
+
+
+def _delete_command(path: Callable[..., str]) -> Callable[..., None]:
+    def command(
+        name: Name, wait_s: WaitOption = WAIT_S, config: ConfigOption = None, admin: AdminOption = None,
+        output: FormatOption = Format.TABLE,
+    ) -> None:  # fmt: skip
+        client = AdminApiClient(admin, config)
+        answer = client.send("DELETE", path("ingress", name))
+        deadline_s = time.monotonic() + wait_s
+        while wait_s and any(each["name"] == name for each in client.look(path("ingress"))):
+            if time.monotonic() > deadline_s:
+                note(f"the driver has not deleted it within {wait_s:g} s; it will when it runs. See its log")
+                raise typer.Exit(1)
+            time.sleep(LOOK_S)
+        show_result(answer, output)
+
+    return command
+
+
+def _given(settings: Sequence[str] | None, file: Path | None) -> dict[str, Any]:
+    """Return the settings of a command line, which override those of a file. Raises InvalidInput."""
+    given = _read(file) if file is not None else {}
+    for each in settings or ():
+        key, separator, value = each.partition("=")
+        if not separator:
+            raise InvalidInput(f"{each!r:.60} must be SETTING=VALUE")
+        given[key] = [item for item in value.split(",") if item] if key in LISTS else _value(value)
+    return given
+
+
+def _value(text: str) -> Any:
+    """Return a number or a truth value as TOML writes it; everything else is a text."""
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"{file}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInput(f"{file}: not valid TOML: {error}") from error
+
+
+def _awaited(status: Callable[[], dict[str, Any]], revision: int, wait_s: float) -> str:
+    """Return the state once the driver uses a revision. Exits with 1 if it does not in time, or if the ingress has failed."""
+    deadline_s = time.monotonic() + wait_s
+    while (found := status())["reported_revision"] != revision or found["state"] == "restarting":
+        if wait_s == 0:
+            break
+        if time.monotonic() > deadline_s:
+            note(f"stored, but the driver has not followed within {wait_s:g} s; it will when it runs. See its log")
+            raise typer.Exit(1)
+        time.sleep(LOOK_S)
+    if found["reported_revision"] == revision and found["state"] == "failed":
+        note(f"failed: {found['error']}")
+        raise typer.Exit(1)
+    return str(found["state"])

@@ -1,0 +1,99 @@
+"""Definitions of pipelines that administrators make at run time, without IO: how a driver follows them (docs/adr/0026-definitions.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Final, Protocol
+
+from bascule.writer.control import PipelineDefinition
+
+#: The revision of a definition that is not started: positions with its id are stored, or may be.
+UNKNOWN_REVISION: Final = 0
+
+
+class DefinitionEffects(Protocol):
+    """The steps of a driver. Each may be repeated, and returns False, or raises a BasculeError that it contains, if it is not complete."""
+
+    def add(self, pipeline: str, definition: PipelineDefinition) -> bool:
+        """Start a pipeline. If its positions belong to another definition, they are deleted, and it begins as a new one."""
+        ...
+
+    def change(self, pipeline: str, definition: PipelineDefinition) -> bool:
+        """Restart a pipeline with other settings, at its positions."""
+        ...
+
+    def remove(self, pipeline: str) -> bool:
+        """Stop a pipeline and delete its positions, in this order. The pipeline may be one that this driver has not started."""
+        ...
+
+
+class DefinitionSteps:
+    """Follows the definitions made at run time, one step at a time. Pipelines of the configuration file are left alone."""
+
+    def __init__(self, configured: Collection[str]) -> None:
+        """Start without definitions. A definition with one of the names in the file (``configured``) has no effect, whatever its kind."""
+        self._configured = frozenset(configured)
+        self._have: dict[str, PipelineDefinition] = {}
+        self._wanted: dict[str, PipelineDefinition] = {}
+        #: Definitions without effect, because the file has a pipeline of the name.
+        self.ignored: frozenset[str] = frozenset()
+
+    def begin(self, definitions: Mapping[str, PipelineDefinition], marks: Mapping[str, str]) -> None:
+        """Begin with the current definitions. ``marks`` has the ids of the definitions to which stored positions belong, by pipeline.
+
+        The positions of definitions that do not exist any more are deleted by later steps.
+        """
+        self.follow(definitions)
+        for pipeline, mark in marks.items():
+            if self._is_free(pipeline):
+                self._have[pipeline] = PipelineDefinition(mark, UNKNOWN_REVISION, {})
+
+    def follow(self, definitions: Mapping[str, PipelineDefinition]) -> None:
+        """Take note of the current definitions."""
+        self._wanted = {pipeline: each for pipeline, each in definitions.items() if self._is_free(pipeline)}
+        self.ignored = frozenset(definitions.keys() - self._wanted.keys())
+
+    def step(self, effects: DefinitionEffects) -> None:
+        """Carry out what is due. Steps that are not complete are repeated by the next call."""
+        for pipeline in sorted(self.due):
+            have, wanted = self._have.get(pipeline), self._wanted.get(pipeline)
+            if have is not None and (wanted is None or wanted.id != have.id):
+                if not effects.remove(pipeline):
+                    continue
+                del self._have[pipeline]
+                have = None
+            if wanted is None:
+                continue
+            if have is None or have.revision == UNKNOWN_REVISION:
+                # A step that fails may have stored positions: the pipeline must be removed if its definition is deleted now.
+                self._have[pipeline] = replace(wanted, revision=UNKNOWN_REVISION)
+                done = effects.add(pipeline, wanted)
+            else:
+                done = effects.change(pipeline, wanted)
+            if done:
+                self._have[pipeline] = wanted
+
+    @property
+    def due(self) -> Iterator[str]:
+        """The pipelines whose steps are not complete."""
+        for pipeline in {*self._have, *self._wanted}:
+            if _revision(self._have.get(pipeline)) != _revision(self._wanted.get(pipeline)):
+                yield pipeline
+
+    @property
+    def pipelines(self) -> frozenset[str]:
+        """The pipelines that are defined at run time, or were until their positions are deleted."""
+        return frozenset({*self._have, *self._wanted})
+
+    def revision(self, pipeline: str) -> int:
+        """Return the revision with which a pipeline was started, 0 if it was not."""
+        have = self._have.get(pipeline)
+        return UNKNOWN_REVISION if have is None else have.revision
+
+    def _is_free(self, pipeline: str) -> bool:
+        return pipeline.partition(":")[2] not in self._configured
+
+
+def _revision(definition: PipelineDefinition | None) -> tuple[str, int] | None:
+    return None if definition is None else (definition.id, definition.revision)

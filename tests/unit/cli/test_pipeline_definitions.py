@@ -1,0 +1,94 @@
+# ruff: noqa: F811 - a test has the names of its fixtures as parameters
+"""Commands that define ingresses, with an admin server that gives the answers of a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.cli import pipeline_definitions
+from tests.unit.cli.test_administer import Broker, _elsewhere, broker, run  # noqa: F401 - fixtures
+
+ANSWER = {"name": "in", "kind": "ingress", "revision": 2}
+STATUS = {"name": "in", "state": "running", "reported_revision": 2, "error": "an error"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_definitions, "LOOK_S", 0.0)
+
+
+def test_create_sends_settings_of_the_file_and_of_the_command(
+    tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.answers |= {"/ingresses": (202, ANSWER), "/ingresses/in/status": (200, STATUS)}
+    table = tmp_path / "in.toml"
+    table.write_text('topics = ["x"]\nto = "queue://a=b"\nbody = "bytes"\n')
+    given = ("topics=a,b", "body=text", "tasks=3", "keep_user_id=true", "--file", str(table))
+    assert run(monkeypatch, "ingress", "create", "in", *given, "--admin", broker.url) == 0
+    config = {"topics": ["a", "b"], "to": "queue://a=b", "body": "text", "tasks": 3, "keep_user_id": True}
+    assert broker.asked[0] == ("/ingresses", {"name": "in", "config": config})
+    assert capsys.readouterr().out == "name in  kind ingress  revision 2  state running\n"
+
+
+def test_change_replaces_the_settings_that_it_has_read(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {"name": "in", "config": {"topics": ["a"], "body": "text", "tasks": 3}, "revision": 1}
+    place = "/ingresses/in/config"
+    broker.answers |= {"/ingresses/in": (200, shown), place: (202, ANSWER), "/ingresses/in/status": (200, STATUS)}
+    assert run(monkeypatch, "ingress", "change", "in", "body=map", "--unset", "tasks", "--admin", broker.url) == 0
+    assert broker.asked[1] == (f"{place}?revision=1", {"topics": ["a"], "body": "map"})
+
+
+def test_delete_waits_until_the_ingress_is_gone(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = {"name": "in", "kind": "ingress"}
+    broker.answers |= {"/ingresses/in": (202, answer), "/ingresses": (200, [{"name": "in"}])}
+    assert run(monkeypatch, "ingress", "delete", "in", "--wait-s", "0.001", "--admin", broker.url) == 1
+    assert "the driver has not deleted it within 0.001 s" in capsys.readouterr().err
+    assert run(monkeypatch, "ingress", "delete", "in", "--wait-s", "0", "--admin", broker.url) == 0
+    broker.answers["/ingresses"] = (200, [{"name": "other"}])
+    assert run(monkeypatch, "ingress", "delete", "in", "--admin", broker.url) == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        ({"reported_revision": 1}, 1, "the driver has not followed within 0.001 s"),
+        ({"state": "restarting"}, 1, "the driver has not followed within 0.001 s"),
+        ({"state": "failed"}, 1, "failed: an error"),
+        ({"state": "waiting"}, 0, ""),
+    ],
+)
+def test_create_waits_until_the_driver_uses_the_revision(
+    status: dict[str, Any], code: int, said: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.answers |= {"/ingresses": (202, ANSWER), "/ingresses/in/status": (200, STATUS | status)}
+    assert run(monkeypatch, "ingress", "create", "in", "topics=a", "--wait-s", "0.001", "--admin", broker.url) == code
+    assert said in capsys.readouterr().err
+    assert run(monkeypatch, "ingress", "create", "in", "topics=a", "--wait-s", "0", "--admin", broker.url) == (
+        status == {"state": "failed"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("topics",), "'topics' must be SETTING=VALUE"),
+        (("--file", "missing.toml"), "No such file"),
+        (("--file", "x.toml"), "not valid TOML"),
+    ],
+)
+def test_settings_that_cannot_be_read_are_refused(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "x.toml").write_text("= 1")
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "ingress", "create", "in", *arguments, "--admin", broker.url) != 0
+    assert said in capsys.readouterr().err
+    assert broker.asked == []

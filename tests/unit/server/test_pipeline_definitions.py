@@ -1,0 +1,192 @@
+# ruff: noqa: F811 - a test has the names of its fixtures as parameters
+"""Definitions of ingresses over HTTP, on the mock cluster: what is stored, refused and audited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.kafka.control import ControlTopics
+from bascule.server import pipeline_definitions
+from bascule.server.audit import AuditTrail, FileSink
+from bascule.writer.control import PipelineDefinition, PipelineReport, PipelineState, RestartWish, WantedState, Wish
+from tests.unit.server.test_pipelines import NOW_MS, REPORT, asked, cluster, report, topics  # noqa: F401 - fixtures
+
+Request = Callable[..., tuple[int, Any]]
+PRICES = {"topics": ["prices"], "to": "queue://prices", "start": "latest"}
+OTHER = PipelineReport(PipelineState.RUNNING, "host-1", NOW_MS, revision=1)
+
+
+def create(request: Request, name: str = "prices", **settings: Any) -> tuple[int, Any]:
+    return request("POST", "/ingresses", body=json.dumps({"name": name, "config": {**PRICES, **settings}}))
+
+
+def change(request: Request, query: str = "", **settings: Any) -> tuple[int, Any]:
+    return request("PUT", f"/ingresses/prices/config{query}", body=json.dumps({**PRICES, **settings}))
+
+
+def definition(topics: ControlTopics, pipeline: str = "ingress:prices") -> PipelineDefinition:
+    return topics.wishes(10).definitions[pipeline]
+
+
+def test_ingress_is_created_changed_and_deleted(topics: ControlTopics, tmp_path: Path) -> None:
+    audit = AuditTrail([lambda done: FileSink(tmp_path / "audit", done)])
+
+    def ask(request: Request) -> None:
+        assert create(request) == (202, {"name": "prices", "kind": "ingress", "revision": 1})
+        created = definition(topics)
+        assert (created.revision, created.settings, created.by, created.at_ms) == (1, PRICES, "manage", NOW_MS)
+        shown = request("GET", "/ingresses/prices")[1]
+        assert (shown["origin"], shown["revision"], shown["config"], shown["definition"]) == ("runtime", 1, PRICES, None)
+        assert [(each["name"], each["origin"]) for each in request("GET", "/ingresses")[1]] == [("prices", "runtime"), ("stock", "file")]
+        assert request("PUT", "/ingresses/prices/pause")[0] == 202
+        assert change(request, body="bytes")[1]["revision"] == 2
+        assert (definition(topics).id, definition(topics).settings["body"]) == (created.id, "bytes")
+        report(topics, ingress_prices=PipelineReport(PipelineState.RUNNING, "host-1", NOW_MS, revision=1))
+        status = request("GET", "/ingresses/prices/status")[1]
+        assert (status["revision"], status["reported_revision"], status["wanted"]) == (2, 1, "paused")
+        assert request("DELETE", "/ingresses/prices") == (202, {"name": "prices", "kind": "ingress"})
+        wishes = topics.wishes(10)
+        assert (dict(wishes.definitions), dict(wishes.states)) == ({}, {})
+        status = request("GET", "/ingresses/prices/status")[1]
+        assert (status["state"], status["wanted"], status["origin"]) == ("deleting", "deleted", "runtime")
+        assert request("PUT", "/ingresses/prices/pause") == (409, {"error": "ingress prices is being deleted"})
+        assert request("DELETE", "/ingresses/prices")[0] == 202, "a request may be repeated until the driver has deleted the ingress"
+        assert create(request)[0] == 202
+        assert definition(topics).id != created.id
+
+    asked(topics, ask, audit)
+    audit.close()
+    lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    assert [(line["action"].removeprefix("ingress "), line["on"], line["who"], line["allowed"]) for line in lines] == [
+        (verb, "prices", "manage", True) for verb in ("create", "pause", "change", "delete", "pause", "delete", "create")
+    ]
+
+
+def test_put_creates_an_ingress_that_does_not_exist(topics: ControlTopics) -> None:
+    asked(topics, lambda request: check_created(change(request)))
+    assert definition(topics).settings == PRICES
+
+
+def check_created(answer: tuple[int, Any]) -> None:
+    assert (answer[0], answer[1]["revision"]) == (202, 1)
+
+
+def test_names_of_the_file_and_names_that_exist_are_refused(topics: ControlTopics) -> None:
+    report(topics, divert_elsewhere=REPORT)
+
+    def ask(request: Request) -> None:
+        for kind, name in (("ingress", "stock"), ("divert", "orders"), ("divert", "elsewhere")):
+            reason = f"{kind} {name!r} is defined in the configuration file; change the file and restart the pipelines"
+            assert create(request, name) == (409, {"error": reason})
+            for settings in ({}, PRICES):
+                assert request("PUT", f"/ingresses/{name}/config", body=json.dumps(settings)) == (409, {"error": reason})
+            assert request("DELETE", f"/ingresses/{name}") == (409, {"error": reason})
+        create(request)
+        code, answer = create(request)
+        assert (code, "exists already" in answer["error"]) == (409, True)
+        assert request("DELETE", "/ingresses/nowhere") == (404, {"error": "there is no ingress 'nowhere'"})
+
+    asked(topics, ask)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"topics": []}, "give either topics or pattern"),
+        ({"pattern": "p"}, "give either topics or pattern, not both"),
+        ({"topics": ["bascule.journal"]}, "is one of Bascule's own topics"),
+        ({"topics": None, "pattern": "("}, "column 1"),
+        ({"bodi": "text"}, "unknown setting; did you mean 'body'?"),
+        ({"enabled": False}, "'enabled' cannot be given at run time: create the pipeline, and stop it"),
+        ({"name": "x"}, "'name' cannot be given at run time"),
+        ({"to": "x" * 20_000}, "at most 16384 are allowed"),
+    ],
+)
+def test_settings_are_checked_as_those_of_the_file(topics: ControlTopics, settings: dict[str, Any], reason: str) -> None:
+    given = {name: value for name, value in {**PRICES, **settings}.items() if value is not None}
+
+    def ask(request: Request) -> None:
+        code, answer = request("POST", "/ingresses", body=json.dumps({"name": "prices", "config": given}))
+        assert (code, reason in answer["error"]) == (400, True), answer
+        assert create(request, "not a name")[0] == 400
+        for body in ("{}", '{"name": "prices"}', '{"name": 1, "config": {}}', '{"name": "a", "config": [], "more": 1}'):
+            assert request("POST", "/ingresses", body=body)[0] == 400
+        assert request("DELETE", "/ingresses/prices", body='{"a": 1}')[0] == 400
+
+    asked(topics, ask)
+    assert topics.wishes(10).definitions == {}
+
+
+def test_start_cannot_change_and_a_change_of_an_old_revision_is_refused(topics: ControlTopics) -> None:
+    def ask(request: Request) -> None:
+        create(request)
+        code, answer = change(request, start="earliest")
+        assert (code, "'start' cannot be changed: a pipeline begins once" in answer["error"]) == (400, True)
+        begin = {"name": "begin", "config": {"topics": ["a"]}}
+        assert request("POST", "/ingresses", body=json.dumps(begin))[0] == 202
+        same = {"topics": ["a"], "start": "earliest"}
+        assert request("PUT", "/ingresses/begin/config", body=json.dumps(same))[0] == 202, "the default may be given"
+        assert change(request, "?revision=1", body="bytes")[0] == 202
+        code, answer = change(request, "?revision=1", body="map")
+        assert (code, "somebody has changed it" in answer["error"]) == (409, True)
+
+    asked(topics, ask)
+    assert (definition(topics).revision, definition(topics).settings["body"]) == (2, "bytes")
+
+
+def test_number_of_definitions_is_limited(topics: ControlTopics, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_definitions, "DEFINITIONS_MAX", 1)
+
+    def ask(request: Request) -> None:
+        assert create(request)[0] == 202
+        code, answer = create(request, "more")
+        assert (code, "1 pipelines are defined at run time" in answer["error"]) == (409, True)
+        assert change(request, body="bytes")[0] == 202
+        request("DELETE", "/ingresses/prices")
+        assert create(request, "more")[0] == 202
+
+    asked(topics, ask)
+
+
+class Crowded:
+    """Topics into which another broker writes at the same time."""
+
+    def __init__(self, topics: ControlTopics) -> None:
+        self._topics = topics
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._topics, name)
+
+    def define(self, pipeline: str, wanted: PipelineDefinition) -> None:
+        self._topics.define(pipeline, wanted)
+        self._topics.define(pipeline, PipelineDefinition("other", 1, {}))
+
+
+def test_definition_that_another_broker_replaces_at_the_same_time_is_a_conflict(topics: ControlTopics) -> None:
+    def ask(request: Request) -> None:
+        code, answer = create(request)
+        assert (code, "somebody else has defined ingress 'prices' at the same time" in answer["error"]) == (409, True)
+
+    asked(Crowded(topics), ask)
+
+
+def test_what_a_broken_request_has_left_is_deleted(topics: ControlTopics) -> None:
+    for wish in (Wish(WantedState.PAUSED), RestartWish("1")):
+        topics.want("ingress:prices", wish)
+
+    def ask(request: Request) -> None:
+        assert create(request)[0] == 202
+        wishes = topics.wishes(10)
+        assert (wishes.states, wishes.restarts) == ({}, {}), "a new ingress has no wishes of an earlier one"
+        topics.undefine("ingress:prices")
+        topics.want("ingress:prices", Wish(WantedState.PAUSED))
+        assert request("DELETE", "/ingresses/prices")[0] == 202
+        assert topics.wishes(10).states == {}
+        assert request("DELETE", "/ingresses/prices")[0] == 404
+
+    asked(topics, ask)
