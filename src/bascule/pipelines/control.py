@@ -18,11 +18,13 @@ from bascule.kafka.history import StableEnds
 from bascule.pipelines.holds import NOTES, Holds
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import Query
+from bascule.pipelines.redrive import RedriveJobs
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.threads.background import in_background
 from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, Steering
 from bascule.writer.position import DIVERT, INGRESS, Position
 from bascule.writer.reading import READ_TIMEOUT_S
+from bascule.writer.redrive import RedriveJob
 
 if TYPE_CHECKING:
     from bascule.pipelines.metrics import PipelineMetrics
@@ -76,6 +78,8 @@ class DriverControl:
         self._counted: dict[str, tuple[int, float]] = {}
         self._writing: list[Future[int]] = []
         self._metrics = metrics
+        self._redrives = RedriveJobs(pipelines)
+        self._jobs: Mapping[str, RedriveJob] = {}
 
     def begin(self) -> None:
         """Learn which pipelines this driver must not start. Raises Unavailable, UnreadableControl."""
@@ -92,7 +96,9 @@ class DriverControl:
             try:
                 # After an error, the reader is new: a former leader could answer with wishes from before those that it has followed.
                 unsure = bool(self._trouble)
-                self._steering.follow(self._topics.wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure))
+                wishes = self._topics.wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure)
+                self._steering.follow(wishes)
+                self._jobs = wishes.redrives
             except BasculeError as error:
                 if str(error) != self._trouble:
                     self._trouble = str(error)
@@ -100,6 +106,7 @@ class DriverControl:
                 self._look_due_s = time.monotonic() + REPORT_S
                 return
             self._trouble = ""
+        self._redrives.follow(self._jobs)
         if now_s >= self._step_due_s:
             self._steering.step(self._holds)
             self._step_due_s = now_s + RETRY_S if any(self._steering.due) else 0.0
@@ -124,6 +131,8 @@ class DriverControl:
             with suppress(Unavailable, TimeoutError):
                 for future in self._topics.report({DRIVER_KEY: DriverReport(self._driver, _now_ms(), running=False)}):
                     future.result(LAST_REPORT_S)
+        with suppress(TimeoutError):
+            self._redrives.stop(LAST_REPORT_S)
         with suppress(TimeoutError):  # without Kafka, the client would wait for the records in flight
             in_background(self._topics.close, "control-close").result(LAST_REPORT_S)
 
