@@ -13,7 +13,7 @@ from bascule.kafka.consumer import received_of
 from bascule.kafka.history import TopicHistory
 from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter, dead_letter_of
 from bascule.writer.reading import READ_TIMEOUT_S
-from bascule.writer.redrive import REPORT_KEY, DoneLetters, RedriveReport, decoded_mark, mark_place
+from bascule.writer.redrive import MARK_KEY, REPORT_KEY, DoneLetters, RedriveReport, decoded_mark, mark_place
 
 
 class RedriveTable(NamedTuple):
@@ -59,8 +59,8 @@ class RedriveTopics:
         reports: dict[str, RedriveReport] = {}
         for key, stored in found.items():
             name, place = key.decode(errors="replace"), stored.place(topic, key)
-            if (marked := mark_place(name)) is not None:
-                topic_id, partition = marked
+            if name.startswith(MARK_KEY):
+                topic_id, partition = mark_place(name)
                 done.setdefault(topic_id, DoneLetters()).add(partition, decoded_mark(stored.value, place))
             elif name.startswith(REPORT_KEY):
                 reports[name.removeprefix(REPORT_KEY)] = RedriveReport.decode(stored.value, place)

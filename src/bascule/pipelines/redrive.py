@@ -21,7 +21,7 @@ from bascule.core.kafka_records import Output
 from bascule.core.log import get_log
 from bascule.kafka.errors import INVALID_TIMESTAMP
 from bascule.kafka.redriving import RedriveTopics
-from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
+from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.carry import Targets
 from bascule.pipelines.redrive_engine import LetterLeft, RedriveEngine, RedrivenLetter
 from bascule.pipelines.spec import PipelinesSpec
@@ -74,7 +74,7 @@ class RedriveRun:
     """One attempt of a driver to carry out a job: takes over the position, and writes transactions until the job is done."""
 
     def __init__(self, pipelines: PipelinesSpec, topics: RedriveTopics, job: RedriveJob, stopped: Callable[[], bool]) -> None:
-        """``stopped`` is asked before each transaction."""
+        """Prepare an attempt. ``stopped`` is asked before each transaction."""
         self._pipelines = pipelines
         self._topics = topics
         self._job = job
@@ -90,30 +90,26 @@ class RedriveRun:
         Raises PositionMoved if another driver has taken over, Unavailable, WriteDenied, UnreadableRedrive. What was committed stays.
         """
         pipelines, job = self._pipelines, self._job
-        transactional_id = pipelines.transactional_id(POSITION_KEY)
         writer = TransactionalWriter(
-            pipelines.kafka, transactional_id, pipelines.topics.positions, POSITION_KEY, deadline_s=WRITE_DEADLINE_S
-        )
-        try:
-            with closing(writer):
-                self._take_over(writer)
-                table = self._topics.table(decides=True)
-                self._report = table.reports.get(job.id, self._report)
-                if self._report.state is not RedriveState.PENDING:
-                    return self._report
-                self._report = replace(self._report, left=0, error="")
-                try:
-                    for batch in self._batches(table.of(job.topic_id)):
-                        if self._stopped():
-                            return self._report
-                        self._carry(writer, batch)
-                except RedriveRefused as refused:
-                    self._write(writer, [], replace(self._report, state=RedriveState.FAILED, error=str(refused)))
-                else:
-                    self._write(writer, [], replace(self._report, state=RedriveState.DONE))
-        except BasculeError:
-            end_open_transactions(pipelines.kafka, [transactional_id])  # readers of the target topics would wait for its end
-            raise
+            pipelines.kafka, pipelines.transactional_id(POSITION_KEY), pipelines.topics.positions, POSITION_KEY,
+            deadline_s=WRITE_DEADLINE_S,
+        )  # fmt: skip
+        with closing(writer):
+            self._take_over(writer)
+            table = self._topics.table(decides=True)
+            self._report = table.reports.get(job.id, self._report)
+            if self._report.state is not RedriveState.PENDING:
+                return self._report
+            self._report = replace(self._report, left=0, error="")
+            try:
+                for batch in self._batches(table.of(job.topic_id)):
+                    if self._stopped():
+                        return self._report
+                    self._carry(writer, batch)
+            except RedriveRefused as refused:
+                self._write(writer, [], replace(self._report, state=RedriveState.FAILED, error=str(refused)))
+            else:
+                self._write(writer, [], replace(self._report, state=RedriveState.DONE))
         return self._report
 
     def _take_over(self, writer: TransactionalWriter) -> None:

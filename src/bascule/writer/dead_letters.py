@@ -1,4 +1,4 @@
-"""The records of the dead-letter topic of the pipelines, as plain values. A record says itself what it was made from, in its last headers."""
+"""The records of the dead-letter topic of the pipelines, as plain values. The last headers of a record say what it was made from."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _text(value: bytes | None) -> str:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0  # noqa: PLR2004 - the digits of 64 bits
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,11 +151,11 @@ def mark_key(topic_id: str, partition: int, first: int) -> str:
     return f"{MARK_KEY}{topic_id}/{partition}/{first}"
 
 
-def mark_place(key: str) -> tuple[str, int] | None:
-    """Return topic id and partition in the key of a mark; None for another key."""
-    parts = key.removeprefix(MARK_KEY).split("/")
-    if not key.startswith(MARK_KEY) or len(parts) != 3 or not parts[1].isdecimal():  # noqa: PLR2004 - see mark_key
-        return None
+def mark_place(key: str) -> tuple[str, int]:
+    """Return topic id and partition in the key of a mark. Raises UnreadableRedrive."""
+    parts = key.removeprefix(MARK_KEY).rsplit("/", 2)  # an id of a topic may contain a slash
+    if not key.startswith(MARK_KEY) or len(parts) != 3 or not parts[1].isdecimal():
+        raise UnreadableRedrive(f"invalid key of a mark: {key!r:.100}")
     return parts[0], int(parts[1])
 
 
