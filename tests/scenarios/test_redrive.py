@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -42,6 +43,8 @@ PLACES = [
     ("writer.commit.after", 1), ("writer.commit.after", 2),
 ]  # fmt: skip
 TIMEOUT_S = 30.0
+#: The time of the messages: Kafka deletes old records of the dead-letter topic.
+BEGIN_MS = int(time.time() * 1000)
 
 
 class Letters:
@@ -85,7 +88,7 @@ def bury(pipelines: PipelinesSpec, divert: str, *texts: str, first: int = 1) -> 
     engine = DivertEngine(pipelines.bridge_id, (pipelines.topics.journal, 0), pipelines.topics.dead_letters)
     spec, appender = DivertSpec(divert, "#"), Appender(pipelines.kafka)
     for number, text in enumerate(texts, first):
-        send = Send(0, 0, 4, number, 0, 0, "flights", (), (), (), None, text_message(text))
+        send = Send(0, 0, 4, BEGIN_MS + number, 0, 0, "flights", (), (), (), None, text_message(text))
         output = engine.dead_letter(
             WantedMessage(number, 0, number, 0, send, [spec], {}), spec, "VALUE_CONVERTER", BadRecord(f"bad {text}")
         )
@@ -202,7 +205,7 @@ def test_dead_letters_are_chosen_by_place_pipeline_reason_time_and_header(bridge
     diverts = bridge.divert("x"), bridge.divert("y")
     place = letters.waiting()[0].place
     for chosen in (
-        {"places": (place,)}, {"reason": "BAD 2"}, {"since_ms": 3, "until_ms": 4}, {"headers": {"bascule.id": "0-4-0"}},
+        {"places": (place,)}, {"reason": "BAD 2"}, {"since_ms": BEGIN_MS + 3, "until_ms": BEGIN_MS + 4}, {"headers": {"bascule.id": "0-4-0"}},
         {"pipeline": "divert:y"},
     ):  # fmt: skip
         assert counts(letters.run(letters.job(**chosen), *diverts)) == (1, 0, 0, 0), chosen
