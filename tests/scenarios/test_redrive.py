@@ -205,7 +205,8 @@ def test_dead_letters_are_chosen_by_place_pipeline_reason_time_and_header(bridge
     diverts = bridge.divert("x"), bridge.divert("y")
     place = letters.waiting()[0].place
     for chosen in (
-        {"places": (place,)}, {"reason": "BAD 2"}, {"since_ms": BEGIN_MS + 3, "until_ms": BEGIN_MS + 4}, {"headers": {"bascule.id": "0-4-0"}},
+        {"places": (place,)}, {"reason": "BAD 2"}, {"since_ms": BEGIN_MS + 3, "until_ms": BEGIN_MS + 4},
+        {"headers": {"bascule.id": "0-4-0"}},
         {"pipeline": "divert:y"},
     ):  # fmt: skip
         assert counts(letters.run(letters.job(**chosen), *diverts)) == (1, 0, 0, 0), chosen

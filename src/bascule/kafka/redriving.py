@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
-from bascule.core.kafka_records import KafkaRecord
+from bascule.core.kafka_records import KafkaRecord, Outgoing
 from bascule.core.topics import JournalTopics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import TableReader
-from bascule.kafka.consumer import received_of
+from bascule.kafka.compacted import Appender, TableReader, await_stored
+from bascule.kafka.consumer import read_again, received_of
 from bascule.kafka.history import TopicHistory
 from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter, dead_letter_of
 from bascule.writer.reading import READ_TIMEOUT_S
@@ -77,30 +80,54 @@ class RedriveTopics:
         return LetterTopic(topic_id, firsts, {each: history.stable() for each, history in histories.items()})
 
     def letters(
-        self, bounds: Mapping[int, tuple[int, int]], done: DoneLetters, chosen: LetterFilter, bridge: str
+        self, bounds: Mapping[int, tuple[int, int]], done: DoneLetters, chosen: LetterFilter, bridge: str, until_s: float = math.inf
     ) -> Iterator[PipelineDeadLetter]:
         """Yield the dead letters of a bridge that are not done and that ``chosen`` means.
 
-        ``bounds`` are the first offset and the end of each partition to read. Raises Unavailable.
+        ``bounds`` are the first offset and the end of each partition to read. Reading ends at the time ``until_s`` of the monotonic clock.
+        Raises Unavailable.
         """
         for partition, (first, end) in sorted(bounds.items()):
             history = TopicHistory(self._kafka, self._topics.dead_letters, partition)
             start, stop = _narrowed(first, end, partition, chosen)
             for record in map(received_of, history.records(start, stop, committed=True)):
+                if time.monotonic() > until_s:
+                    return
                 letter = None if done.has((partition, record.offset)) else dead_letter_of(record)
                 if letter is not None and letter.bridge == bridge and chosen.matches(letter, record.headers):
                     yield letter
 
-    def record(self, partition: int, offset: int) -> KafkaRecord | None:
+    def record(self, topic: LetterTopic, partition: int, offset: int) -> KafkaRecord | None:
         """Return a record of the dead-letter topic; None if there is none at this offset. Raises Unavailable."""
-        found = self.letter_topic()
-        if found is None or not found.firsts.get(partition, 0) <= offset < found.ends.get(partition, 0):
+        if not topic.firsts.get(partition, 0) <= offset < topic.ends.get(partition, 0):
             return None
-        history = TopicHistory(self._kafka, self._topics.dead_letters, partition)
-        for message in history.records(offset, found.ends[partition], committed=True):
-            record = received_of(message)
-            return record if record.offset == offset else None
-        return None
+        return read_again(self._kafka, self._topics.dead_letters, partition, [offset]).get(offset)
+
+    def clean(self, jobs: Collection[str], before_ms: int) -> None:
+        """Delete marks of dead letters that Kafka has deleted, and reports from before a time of jobs that are forgotten.
+
+        Marks of other topics of the name stay: nothing says that this node knows the newest one. Raises Unavailable.
+        """
+        topic = self.letter_topic()
+        reader = self._reader
+        if topic is None or reader is None:
+            return
+        name, gone = self._topics.redrive, []
+        for key, stored in reader.known().items():
+            text, place = key.decode(errors="replace"), stored.place(name, key)
+            if text.startswith(MARK_KEY):
+                topic_id, partition = mark_place(text)
+                last = max(last for _, last in decoded_mark(stored.value, place))
+                old = topic_id == topic.topic_id and last < topic.firsts.get(partition, 0)
+            else:
+                unknown = text.startswith(REPORT_KEY) and text.removeprefix(REPORT_KEY) not in jobs
+                old = unknown and RedriveReport.decode(stored.value, place).at_ms < before_ms
+            if old:
+                gone.append(key)
+        if gone:
+            with closing(Appender(self._kafka)) as appender:
+                for future in [appender.append(Outgoing(name, key, None, partition=0)) for key in gone]:
+                    await_stored(future)
 
     def close(self) -> None:
         """Free the clients."""

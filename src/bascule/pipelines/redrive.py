@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from bascule.core import crash
-from bascule.core.errors import BadRecord, BasculeError, Denied, Scope, TopicMissing
+from bascule.core.errors import BadRecord, BasculeError, Denied, Scope, TopicMissing, Unavailable
 from bascule.core.kafka_records import Output
 from bascule.core.log import get_log
 from bascule.kafka.errors import INVALID_TIMESTAMP
@@ -49,6 +50,8 @@ LETTERS_MAX: Final = 500
 LETTERS_BYTES_MAX: Final = 16 << 20
 #: Pause, in seconds, after an attempt that has failed. Other jobs are tried first.
 RETRY_S: Final = 5.0
+#: Minimum age, in ms, of a report that is deleted. Brokers forget finished jobs after a week.
+REPORTS_KEPT_MS: Final = 14 * 24 * 3600 * 1000
 #: How long failures of one transaction are retried, in seconds, before the attempt fails.
 WRITE_DEADLINE_S: Final = 30.0
 
@@ -266,7 +269,7 @@ class RedriveJobs:
         waiting = [job for job in jobs.values() if job.id not in self._finished and now_s >= self._due_s.get(job.id, 0.0)]
         if waiting and not self._stopping:
             job = min(waiting, key=lambda job: (self._attempts.get(job.id, 0), job.at_ms, job.id))
-            self._running = job, in_background(lambda: self._run(job), "redrive")
+            self._running = job, in_background(partial(self._run, job, frozenset(jobs)), "redrive")
 
     def stop(self, timeout_s: float) -> None:
         """Let the job that runs end after its transaction, and free the clients. The next driver continues where the marks end."""
@@ -275,12 +278,17 @@ class RedriveJobs:
             self._running[1].exception(timeout_s)
         self._topics.close()
 
-    def _run(self, job: RedriveJob) -> RedriveReport:
+    def _run(self, job: RedriveJob, jobs: Collection[str]) -> RedriveReport:
         # A finished job stays finished, so any node may say so. Most starts of a driver find nothing else, and take no position.
         report = self._topics.table().reports.get(job.id)
         if report is not None and report.state is not RedriveState.PENDING:
             return report
-        return RedriveRun(self._pipelines, self._topics, job, lambda: self._stopping).carry_out()
+        report = RedriveRun(self._pipelines, self._topics, job, lambda: self._stopping).carry_out()
+        try:
+            self._topics.clean(jobs, int(time.time() * 1000) - REPORTS_KEPT_MS)
+        except Unavailable as error:
+            log.warning("could not delete old marks of redrives, will retry", error=str(error))
+        return report
 
     def _ended(self, job: RedriveJob, future: Future[RedriveReport]) -> None:
         error = future.exception()

@@ -29,6 +29,7 @@ from tests.support.journal import SyntheticJournal, text_message
 from tests.support.mock_cluster import MockCluster, product_on
 from tests.unit.server.test_admin import Broker, served
 from tests.unit.server.test_admin_access import send
+from tests.unit.server.test_pipelines import no_redriving
 
 NOW_MS = 1_000_000
 NAMES = JournalTopics()
@@ -78,7 +79,9 @@ class World:
 
     def asked(self, ask: Callable[[Request], None], audit: AuditTrail | None = None) -> None:
         planning = OffsetPlans(self.kafka, NAMES)
-        pages = PipelinePages(self.control, Settings.model_validate(SETTINGS), audit or AuditTrail(), lambda: self.now_ms, lambda: planning)
+        pages = PipelinePages(
+            self.control, Settings.model_validate(SETTINGS), audit or AuditTrail(), lambda: self.now_ms, lambda: planning, no_redriving
+        )
 
         def run(port: int) -> None:
             def request(method: str, path: str, role: str = "manage", **arguments: Any) -> tuple[int, Any]:
