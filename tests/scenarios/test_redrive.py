@@ -20,6 +20,7 @@ from bascule.kafka.consumer import received_of
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.redriving import RedriveTopics
 from bascule.pipelines import redrive
+from bascule.pipelines.audit import audit_diverts
 from bascule.pipelines.divert import DivertEngine, WantedMessage
 from bascule.pipelines.redrive import RedriveRun
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
@@ -147,6 +148,9 @@ def test_messages_that_a_divert_could_not_carry_are_redriven_once_it_can(bridge:
         assert letters.waiting() == []
         finished(operator, running, letters, letters.job())
         assert bridge.carried("x") == ["3", "1", "2"]
+    (verified,) = audit_diverts(replace(bridge.pipelines, diverts=(bridge.divert("x"),)))
+    assert (verified.exact, verified.expected, verified.found, verified.dead_lettered) == (True, 3, 3, 0), verified
+    assert verified.journal_digest == verified.topic_digest
     records = [received_of(record) for record in bridge.records("x")]
     assert [dict(record.headers).get(REDRIVES_HEADER) for record in records] == [None, b"2", b"2"]
     assert [dict(record.headers)["bascule.id"] for record in records][1:] == [b"0-1-0", b"0-2-0"]
