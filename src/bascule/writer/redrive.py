@@ -117,8 +117,10 @@ class RedriveReport:
         """Return the report in a value. Raises UnreadableRedrive."""
         said = _decoded(value, place)
         try:
-            counts = (int(said[name]) for name in ("redriven", "failed", "discarded", "left"))
-            return cls(RedriveState(said["state"]), *counts, str(said["error"]), int(said["at_ms"]))
+            return cls(
+                RedriveState(said["state"]), int(said["redriven"]), int(said["failed"]), int(said["discarded"]), int(said["left"]),
+                str(said["error"]), int(said["at_ms"]),
+            )  # fmt: skip
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise _unreadable(value, place, error) from error
 

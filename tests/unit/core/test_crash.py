@@ -17,6 +17,7 @@ from bascule.core import crash
 from tests.scenarios.test_adapter_kills import INBOUND
 from tests.scenarios.test_adapter_kills import SHORT as SHORT_INBOUND
 from tests.scenarios.test_control_kills import CONTROL
+from tests.scenarios.test_redrive_kills import REDRIVE
 from tests.scenarios.test_crash_points import BROKER
 from tests.scenarios.test_crash_points import SHORT as SHORT_BROKER
 from tests.scenarios.test_crash_points_pipelines import DRIVER, JOIN, LEAVING, SINK, WORKER
@@ -45,7 +46,7 @@ def test_crash_point_table_equals_the_points_in_the_source() -> None:
 
 
 def test_tests_kill_a_process_at_every_crash_point_and_at_many_in_every_run() -> None:
-    ended = {*BROKER, *WORKER, *DRIVER, *JOIN, *CONTROL, *LEAVING, *SINK, *XA, *INBOUND, *BRANCH_POINTS}
+    ended = {*BROKER, *WORKER, *DRIVER, *JOIN, *CONTROL, *REDRIVE, *LEAVING, *SINK, *XA, *INBOUND, *BRANCH_POINTS}
     assert ended == set(crash.POINTS)
     in_every_run = {*SHORT_BROKER, *SHORT_PIPELINES, *SHORT_XA, *SHORT_INBOUND, *BRANCH_POINTS}
     assert in_every_run <= ended
