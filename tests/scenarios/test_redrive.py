@@ -148,6 +148,8 @@ def test_messages_that_a_divert_could_not_carry_are_redriven_once_it_can(bridge:
         assert letters.waiting() == []
         finished(operator, running, letters, letters.job())
         assert bridge.carried("x") == ["3", "1", "2"]
+        outcomes = running.driver._control._redrives.outcomes
+        assert outcomes == {"redriven": 2, "failed": 0, "discarded": 0, "left": 0}, "a job of an earlier driver counts again"
     (verified,) = audit_diverts(replace(bridge.pipelines, diverts=(bridge.divert("x"),)))
     assert (verified.exact, verified.expected, verified.found, verified.dead_lettered) == (True, 3, 3, 0), verified
     assert verified.journal_digest == verified.topic_digest

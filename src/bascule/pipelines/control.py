@@ -112,6 +112,7 @@ class DriverControl:
             self._step_due_s = now_s + RETRY_S if any(self._steering.due) else 0.0
         states = {name: self._state_of(name) for name in self._specs}
         if self._metrics is not None:
+            self._metrics.redriven(self._redrives.outcomes)
             self._metrics.show(states, {name: self._query_of(name) for name in states}, self._queries)
         moved = {name: self._steering.moved(name) for name in self._specs}
         if ((states, moved) != (self._states, self._moved) or now_s >= self._report_due_s) and all(

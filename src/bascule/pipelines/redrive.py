@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from bascule.core import crash
-from bascule.core.errors import BadRecord, BasculeError, Denied, Scope, TopicMissing, Unavailable
+from bascule.core.errors import BadRecord, BasculeError, Denied, Scope, TopicMissing
 from bascule.core.kafka_records import Output
 from bascule.core.log import get_log
 from bascule.kafka.errors import INVALID_TIMESTAMP
@@ -48,6 +48,8 @@ log = get_log(__name__)
 LETTERS_MAX: Final = 500
 #: A transaction takes no further dead letter beyond this size in bytes.
 LETTERS_BYTES_MAX: Final = 16 << 20
+#: What may become of a dead letter: the fields of a report that count them.
+OUTCOMES: Final = ("redriven", "failed", "discarded", "left")
 #: Pause, in seconds, after an attempt that has failed. Other jobs are tried first.
 RETRY_S: Final = 5.0
 #: Minimum age, in ms, of a report that is deleted. Brokers forget finished jobs after a week.
@@ -244,6 +246,13 @@ def _by_partition(meant: Sequence[_Redriven]) -> dict[int, list[int]]:
     return {partition: sorted(offsets) for partition, offsets in found.items()}
 
 
+class _Attempt(NamedTuple):
+    """The jobs that were finished before an attempt, and the report of the job, None if it was one of them."""
+
+    finished: frozenset[str]
+    report: RedriveReport | None = None
+
+
 class RedriveJobs:
     """The jobs of one driver: one runs at a time, in a thread, so pipelines do not wait for it. Used by the thread of the driver."""
 
@@ -253,8 +262,10 @@ class RedriveJobs:
         self._finished: set[str] = set()
         self._attempts: dict[str, int] = {}
         self._due_s: dict[str, float] = {}
-        self._running: tuple[RedriveJob, Future[RedriveReport]] | None = None
+        self._running: tuple[RedriveJob, Future[_Attempt]] | None = None
         self._stopping = False
+        #: The number of dead letters of the jobs that this driver has finished.
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)
 
     def follow(self, jobs: Mapping[str, RedriveJob]) -> None:
         """Look at the job that runs, and start the next one. A job that has failed comes after the others."""
@@ -278,29 +289,33 @@ class RedriveJobs:
             self._running[1].exception(timeout_s)
         self._topics.close()
 
-    def _run(self, job: RedriveJob, jobs: Collection[str]) -> RedriveReport:
+    def _run(self, job: RedriveJob, jobs: Collection[str]) -> _Attempt:
         # A finished job stays finished, so any node may say so. Most starts of a driver find nothing else, and take no position.
-        report = self._topics.table().reports.get(job.id)
-        if report is not None and report.state is not RedriveState.PENDING:
-            return report
+        reports = self._topics.table().reports
+        finished = frozenset(each for each, report in reports.items() if report.state is not RedriveState.PENDING)
+        if job.id in finished:
+            return _Attempt(finished)
         report = RedriveRun(self._pipelines, self._topics, job, lambda: self._stopping).carry_out()
         try:
             self._topics.clean(jobs, int(time.time() * 1000) - REPORTS_KEPT_MS)
-        except Unavailable as error:
+        except BasculeError as error:
             log.warning("could not delete old marks of redrives, will retry", error=str(error))
-        return report
+        return _Attempt(finished, report)
 
-    def _ended(self, job: RedriveJob, future: Future[RedriveReport]) -> None:
+    def _ended(self, job: RedriveJob, future: Future[_Attempt]) -> None:
         error = future.exception()
         if error is not None:
             self._attempts[job.id] = self._attempts.get(job.id, 0) + 1
             self._due_s[job.id] = time.monotonic() + RETRY_S
             log.warning("redrive failed, will retry", job=job.id, error=f"{type(error).__name__}: {error}")
             return
-        report = future.result()
-        if report.state is RedriveState.PENDING:
+        finished, report = future.result()
+        self._finished |= finished
+        if report is None or report.state is RedriveState.PENDING:
             return
         self._finished.add(job.id)
+        for outcome in OUTCOMES:
+            self.outcomes[outcome] += getattr(report, outcome)
         self._attempts.pop(job.id, None)
         self._due_s.pop(job.id, None)
         log.info(

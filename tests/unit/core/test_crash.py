@@ -17,13 +17,13 @@ from bascule.core import crash
 from tests.scenarios.test_adapter_kills import INBOUND
 from tests.scenarios.test_adapter_kills import SHORT as SHORT_INBOUND
 from tests.scenarios.test_control_kills import CONTROL
-from tests.scenarios.test_redrive_kills import REDRIVE
 from tests.scenarios.test_crash_points import BROKER
 from tests.scenarios.test_crash_points import SHORT as SHORT_BROKER
 from tests.scenarios.test_crash_points_pipelines import DRIVER, JOIN, LEAVING, SINK, WORKER
 from tests.scenarios.test_crash_points_pipelines import SHORT as SHORT_PIPELINES
 from tests.scenarios.test_crash_points_xa import NAMES as XA
 from tests.scenarios.test_crash_points_xa import SHORT as SHORT_XA
+from tests.scenarios.test_redrive_kills import REDRIVE
 from tests.scenarios.test_xa_jms_kills import BRANCH_POINTS
 
 SOURCE = Path(__file__).parents[3] / "src" / "bascule"
