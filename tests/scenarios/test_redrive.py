@@ -230,6 +230,10 @@ def test_dead_letters_that_cannot_be_redriven_stay_and_say_why(bridge: Bridge, l
         ((), "divert:x is not configured"),
         ((bridge.divert("x", enabled=False),), "divert:x is disabled"),
         ((bridge.divert("x", select=("value",)),), "divert:x has a transformation, which a redrive does not run"),
+        (
+            (bridge.divert("x", selector="color = 'red'"),),
+            "divert:x does not take the message now: the address or the selector does not match",
+        ),
     ):
         report = letters.run(letters.job(), *diverts)
         assert (counts(report), report.state, report.error) == ((0, 0, 0, 1), RedriveState.DONE, reason)

@@ -9,7 +9,7 @@ from bascule.core.errors import BadRecord, BasculeError, Denied, Scope, TopicMis
 from bascule.core.kafka_records import KafkaRecord, Output
 from bascule.jms.record_headers import REDRIVES_HEADER
 from bascule.journal.records import Send
-from bascule.pipelines.divert import DivertEngine, WantedMessage
+from bascule.pipelines.divert import DivertEngine, DivertFilter, WantedMessage
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.writer.dead_letters import PipelineDeadLetter
@@ -63,7 +63,11 @@ class RedriveEngine:
         engine = DivertEngine(self._pipelines.bridge_id, (source.topic, source.partition), self._dead_letters, topics.reserved)
         epoch, sequence, index = _identity(letter)
         send = Send(0, 0, 0, letter.timestamp_ms, 0, 0, letter.address, (), (), (), None, letter.value)
-        taken = WantedMessage(source.offset, epoch, sequence, index, send, [divert], {})
+        faults: dict[str, Exception] = {}
+        # The broker has chosen the messages of an exclusive divert. Nobody else has them, whatever the selector is now.
+        if not divert.exclusive and not DivertFilter(divert).wants(send, frozenset(), faults):
+            raise LetterLeft(f"{letter.pipeline} does not take the message now: the address or the selector does not match")
+        taken = WantedMessage(source.offset, epoch, sequence, index, send, [divert], faults)
         ((_, output),) = engine.outputs(taken)
         return RedrivenLetter(
             _counted(output, letter), lambda error: _dead_again(letter, lambda: engine.dead_letter(taken, divert, "KAFKA_PRODUCE", error))
