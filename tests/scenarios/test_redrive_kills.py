@@ -82,12 +82,10 @@ def test_messages_too_large_for_their_topic_are_redriven_once_when_it_accepts_th
             producer.send(text)
         awaited("the dead letters", lambda: waiting() == COUNT)
         topics.set("out.small", {"max.message.bytes": "1000000"})
-        asked: list[Any] = []
-        awaited("an answer", lambda: asked.append(ask(running, "POST", "redrive/run", pipeline="divert:small")) or asked[-1])
+        asked = awaited("an answer", lambda: ask(running, "POST", "redrive/run", pipeline="divert:small"))
         if part:
             running.kill(part)
-        for job in [each["job"] for each in asked if each]:
-            awaited("the job", lambda job=job: finished(job))
+        awaited("the job", lambda: finished(asked["job"]))
         assert arrived() == sorted(large)
         awaited("no dead letter that waits", lambda: waiting() == 0)
         producer.send("after")

@@ -69,7 +69,8 @@ class World:
 
     def report(self, state: PipelineState, pipeline: str = "divert:orders", **more: Any) -> None:
         definition = {"from": "orders", "selector": "", "from_kafka": False}
-        reports = {pipeline: PipelineReport(state, "d", NOW_MS, definition, **more), DRIVER_KEY: DriverReport("d", NOW_MS)}
+        reports: dict[str, PipelineReport | DriverReport | None] = {pipeline: PipelineReport(state, "d", NOW_MS, definition, **more)}
+        reports[DRIVER_KEY] = DriverReport("d", NOW_MS)
         for future in self.control.report(reports):
             future.result()
 

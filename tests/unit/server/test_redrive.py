@@ -125,11 +125,12 @@ def test_discard_needs_a_confirmation_and_a_request_says_which_dead_letters_it_m
     def ask(request: Callable[..., tuple[int, Any]]) -> None:
         code, found = request("POST", "/redrive/discard", body={"all": True})
         assert (code, found["error"]) == (400, 'discarded dead letters are never carried; repeat the request with "confirm": true')
-        for wrong in (
+        bodies: list[dict[str, Any]] = [
             {}, {"all": True, "reason": "x"}, {"places": []}, {"places": ["1"]}, {"places": ["0:x"]}, {"reason": 1}, {"headers": {"a": 1}},
             {"since_ms": "1"}, {"what": 1},
-        ):  # fmt: skip
-            assert request("POST", "/redrive/run", body=wrong)[0] == 400, wrong
+        ]  # fmt: skip
+        for body in bodies:
+            assert request("POST", "/redrive/run", body=body)[0] == 400, body
         for wrong in ("count=0x", "since_ms=x", "header=x", "other=1"):
             assert request("GET", f"/redrive/letters?{wrong}", "edit")[0] == 400, wrong
         assert request("GET", "/redrive/letters/0/99", "edit")[0] == 404
