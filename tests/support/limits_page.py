@@ -198,7 +198,7 @@ LIMITS: Final = {
         Limit("server.admin", "PAGES_AT_ONCE", "pages about all queues, consumers or connections at once", "makes the next page later"),
         Limit("server.pipelines", "REQUESTS_AT_ONCE", "requests about pipelines at once", "makes the next answer later"),
         Limit("server.redrive", "LETTERS_MAX", "dead letters of pipelines in one answer", HTTP_400),
-        Limit("server.redrive", "SHOWN_MAX", "characters of a value or header of a dead letter of a pipeline in one answer", "cuts the rest"),
+        Limit("server.redrive", "SHOWN_MAX", "characters of a value or header of a dead letter that an answer shows", "cuts the rest"),
         Limit("server.redrive", "JOBS_MAX", "redrives that no driver has finished", "answers 409"),
         Limit("server.pipeline_offsets", "PLANS_MAX", "plans of moved positions that wait for a confirmation", "forgets the oldest plan"),
         Limit("server.listing", "PART_ENTRIES_MAX", "entries of a part of a list", HTTP_400),
