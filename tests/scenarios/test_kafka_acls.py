@@ -49,8 +49,8 @@ LATER = {
         "WRITE TOPIC closed.positions", "DESCRIBE GROUP closed.closed.",
     },
     "pipelines": {
-        "CREATE TOPIC closed.ingress", "CREATE TOPIC closed.control", "CREATE TOPIC closed.pipelines", "WRITE TOPIC closed.dead-letter",
-        "READ TOPIC closed.pipelines",
+        "CREATE TOPIC closed.ingress", "CREATE TOPIC closed.control", "CREATE TOPIC closed.pipelines", "CREATE TOPIC closed.redrive",
+        "WRITE TOPIC closed.dead-letter", "READ TOPIC closed.pipelines",
     },
     "verify": {"READ TOPIC closed.dead-letter"},
     "why": {"READ TOPIC closed.dead-letter", "READ TOPIC closed.store"},
