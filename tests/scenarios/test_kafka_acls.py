@@ -49,8 +49,8 @@ LATER = {
         "WRITE TOPIC closed.positions", "DESCRIBE GROUP closed.closed.",
     },
     "pipelines": {
-        "CREATE TOPIC closed.ingress", "CREATE TOPIC closed.control", "CREATE TOPIC closed.pipelines", "WRITE TOPIC closed.dead-letter",
-        "READ TOPIC closed.pipelines", "DELETE GROUP closed.closed.",
+        "CREATE TOPIC closed.ingress", "CREATE TOPIC closed.control", "CREATE TOPIC closed.pipelines", "CREATE TOPIC closed.redrive",
+        "WRITE TOPIC closed.dead-letter", "READ TOPIC closed.pipelines", "DELETE GROUP closed.closed.",
     },
     "verify": {"READ TOPIC closed.dead-letter"},
     "why": {"READ TOPIC closed.dead-letter", "READ TOPIC closed.store"},
@@ -137,6 +137,8 @@ def test_broker_and_pipelines_need_their_rights_and_no_others(kafka: AuthorizedK
             assert json.loads(story.stdout)["messages"][0]["diverts"][0]["state"] == "written"
             paused = bascule("divert", "pause", "out", "--admin", f"http://127.0.0.1:{system.admin_port}")
             assert paused.returncode == 0, paused.stderr
+            redriven = bascule("redrive", "run", "--all", "--admin", f"http://127.0.0.1:{system.admin_port}")
+            assert redriven.returncode == 0, redriven.stderr
             wait_for(lambda: left(kafka, "broker", BROKER, BRIDGE) == set(), lambda: str(left(kafka, "broker", BROKER, BRIDGE)))
         finally:
             pipelines.stop()

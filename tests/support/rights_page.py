@@ -102,6 +102,7 @@ BROKER: Final = Process(
         Right(TOPIC, "PREFIX.brokers", OWNS, "election of the active broker, and messages between the brokers"),
         Right(TOPIC, "PREFIX.control", OWNS, "control of the pipelines"),
         Right(TOPIC, "PREFIX.pipelines", (CREATE, CONFIGS, READ), "reports of the pipelines"),
+        Right(TOPIC, "PREFIX.redrive", (CREATE, CONFIGS, READ), "which dead letters of the pipelines are done"),
         Right(TOPIC, "PREFIX.positions", (CONFIGS, READ, WRITE), "what the pipelines still need; the broker writes barrier records"),
         Right(TOPIC, "DEAD-LETTERS", (CONFIGS, DESCRIBE), "errors that name unsafe settings of this topic", optional=True),
         Right(TOPIC, "SOURCE", (DESCRIBE,), "`bascule ingress offsets`: each topic from which an ingress reads", optional=True),
@@ -112,7 +113,7 @@ BROKER: Final = Process(
             TOPIC, "AUDIT", (READ,), "who sent and received a message: the [life of a message](../guides/what-happened.md)", optional=True
         ),
         Right(TOPIC, "TARGET", (READ,), "records that diverts wrote for a message, for the same", optional=True),
-        Right(TOPIC, "DEAD-LETTERS", (READ,), "messages that no divert could convert, for the same", optional=True),
+        Right(TOPIC, "DEAD-LETTERS", (READ,), "messages that no divert could convert, for the same, and `bascule redrive`", optional=True),
         Right(GROUP, "PREFIX.brokers", (READ,), "election of the active broker"),
         Right(GROUP, "PREFIX.BRIDGE.*", (DESCRIBE,), "why a pipeline has stopped"),
         Right(GROUP, "bascule-reader", (DESCRIBE,), "readers of the journal"),
@@ -128,7 +129,9 @@ PIPELINES: Final = Process(
         Right(TOPIC, "PREFIX.positions", OWNS, "positions of the pipelines"),
         Right(TOPIC, "PREFIX.control", OWNS, "control of the pipelines; the driver writes barrier records"),
         Right(TOPIC, "PREFIX.pipelines", OWNS, "reports of the pipelines"),
+        Right(TOPIC, "PREFIX.redrive", OWNS, "which dead letters are done; the driver writes barrier records"),
         Right(TOPIC, "DEAD-LETTERS", (CREATE, CONFIGS, WRITE), "`PREFIX.dead-letter`, or the setting `pipelines.dead_letter_topic`"),
+        Right(TOPIC, "DEAD-LETTERS", (READ,), "[redrive](../guides/pipelines.md#redrive-dead-letters)", optional=True),
         Right(
             TOPIC,
             "TARGET",

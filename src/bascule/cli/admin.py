@@ -92,13 +92,13 @@ class AdminApiClient:
 
             self._context = client_context(admin.tls.certificate, "admin.tls")
 
-    def look(self, path: str, **parameters: str | int) -> Any:
+    def look(self, path: str, **parameters: str | int | list[str]) -> Any:
         """Return the JSON document at a path. Raises InvalidInput, Unavailable."""
         return parsed(self._url, self.download(path, **parameters))
 
-    def download(self, path: str, **parameters: str | int) -> bytes:
+    def download(self, path: str, **parameters: str | int | list[str]) -> bytes:
         """Return the content at a path. Raises InvalidInput, Unavailable."""
-        query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
+        query = f"?{urllib.parse.urlencode(parameters, doseq=True)}" if parameters else ""
         return self._ask(f"{self._url}/{path}{query}", None, LOOK_TIMEOUT_S)
 
     def act(self, action: str, **arguments: str | bool) -> dict[str, Any]:

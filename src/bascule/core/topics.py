@@ -70,6 +70,11 @@ class JournalTopics:
         return f"{self.prefix}.pipelines"
 
     @property
+    def redrive(self) -> str:
+        """Which records of the dead-letter topic are done."""
+        return f"{self.prefix}.redrive"
+
+    @property
     def dead_letters(self) -> str:
         """Records that no pipeline can convert. A setting may change the name."""
         return self.dead_letter_topic or f"{self.prefix}.dead-letter"
@@ -90,7 +95,9 @@ class JournalTopics:
     @property
     def own(self) -> frozenset[str]:
         """Topics that only Bascule writes and reads, those of this journal. Each new topic of a broker or driver belongs here."""
-        return frozenset({self.journal, self.snapshots, self.store, self.ingress, self.positions, self.brokers, self.control, self.reports})
+        return frozenset({
+            self.journal, self.snapshots, self.store, self.ingress, self.positions, self.brokers, self.control, self.reports, self.redrive,
+        })  # fmt: skip
 
     @property
     def internal(self) -> frozenset[str]:

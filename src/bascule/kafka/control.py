@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
 from bascule.core.kafka_records import Outgoing
+from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
 from bascule.kafka.compacted import Appender, Stored, TableReader, await_stored
 from bascule.writer.control import (
@@ -26,6 +27,9 @@ from bascule.writer.control import (
     decoded,
     encoded,
 )
+from bascule.writer.redrive import JOB_KEY, RedriveJob, UnreadableRedrive
+
+log = get_log(__name__)
 
 _KEYS: Final[Mapping[type, str]] = {Wish: WANTED_KEY, RestartWish: RESTART_KEY, OffsetsWish: OFFSETS_KEY}
 
@@ -46,6 +50,8 @@ class ControlTopics:
         self._readers: dict[str, TableReader] = {}
         self._appender = Appender(kafka)
         self._lock = threading.Lock()
+        #: Places of jobs that cannot be read, which are logged once.
+        self._unreadable: set[str] = set()
 
     def wishes(self, timeout_s: float, *, decides: bool = False) -> Wishes:
         """Return all wishes. ``decides``: a former leader must not answer. Raises Unavailable, UnreadableControl."""
@@ -54,6 +60,7 @@ class ControlTopics:
         restarts: dict[str, RestartWish] = {}
         offsets: dict[str, OffsetsWish] = {}
         definitions: dict[str, PipelineDefinition] = {}
+        redrives: dict[str, RedriveJob] = {}
         for name, stored in self._table(topic, timeout_s, decides=decides).items():
             place = stored.place(topic, name.encode())
             if name.startswith(WANTED_KEY):
@@ -64,7 +71,9 @@ class ControlTopics:
                 offsets[name.removeprefix(OFFSETS_KEY)] = decoded(OffsetsWish, stored.value, place)
             elif name.startswith(DEFINITION_KEY):
                 definitions[name.removeprefix(DEFINITION_KEY)] = decoded(PipelineDefinition, stored.value, place)
-        return Wishes(states, restarts, offsets, definitions)
+            elif name.startswith(JOB_KEY) and (job := self._job(stored, place)) is not None:
+                redrives[name.removeprefix(JOB_KEY)] = job
+        return Wishes(states, restarts, offsets, definitions, redrives)
 
     def reports(self, timeout_s: float) -> Reports:
         """Return the newest reports. Raises Unavailable, UnreadableControl."""
@@ -101,6 +110,15 @@ class ControlTopics:
     def _store(self, key: str, value: bytes | None) -> None:
         await_stored(self._appender.append(_record(self._topics.control, key, value)))
 
+    def ask(self, job: RedriveJob) -> None:
+        """Store a job for dead letters, and return when Kafka has stored it. Raises Unavailable."""
+        self._store(f"{JOB_KEY}{job.id}", job.encode())
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Delete jobs that are finished. Raises Unavailable."""
+        for future in [self._appender.append(_record(self._topics.control, f"{JOB_KEY}{job}", None)) for job in jobs]:
+            await_stored(future)
+
     def report(self, reports: Mapping[str, PipelineReport | DriverReport | None]) -> list[Future[int]]:
         """Write reports by key; None deletes. Returns the futures of ``Appender.append``."""
         values = {key: None if report is None else encoded(report) for key, report in reports.items()}
@@ -113,6 +131,16 @@ class ControlTopics:
                 reader.close()
             self._readers.clear()
         self._appender.close()
+
+    def _job(self, stored: Stored, place: str) -> RedriveJob | None:
+        """Return a job; None if it cannot be read. Nothing else depends on it, so the control of pipelines continues."""
+        try:
+            return RedriveJob.decode(stored.value, place)
+        except UnreadableRedrive as error:
+            if place not in self._unreadable:
+                self._unreadable.add(place)
+                log.error("redrive job skipped", error=str(error))
+            return None
 
     def _table(self, topic: str, timeout_s: float, *, decides: bool = False) -> dict[str, Stored]:
         with self._lock:

@@ -47,6 +47,8 @@ POSITIONS: Final = OwnTopic(
 CONTROL: Final = OwnTopic(
     TopicRole.TABLE, {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.01", **_SAFE}
 )
+#: A mark for each transaction of a redrive, until the dead letters are deleted.
+REDRIVE: Final = CONTROL
 #: Nobody reads a message again. 1 MiB is the smallest segment.
 BROKERS: Final = OwnTopic(
     TopicRole.MESSAGES, {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": str(1 << 20), **_SAFE}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bascule.core.errors import InvalidInput
 from bascule.core.kafka_records import Output
-from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER
+from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, REDRIVES_HEADER
 from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.pipelines.divert import DivertEngine, JournalReader
 from bascule.pipelines.positions import Positions
@@ -80,7 +80,7 @@ class _Tally:
             ((self.places.get(identity, (0, 0)), f"{identity} {kind}") for kind, some in kinds.items() for identity in some),
             default=(None, ""),
         )
-        there = {identity: digest for identity, digest in self.expected.items() if identity not in self.dead}
+        there = {identity: digest for identity, digest in self.expected.items() if identity in self.found or identity not in self.dead}
         return AuditResult(
             self.divert.name, self.start, self.end, len(self.expected), len(self.found), len(self.dead - self.found.keys()), len(lost),
             len(self.duplicated), len(self.unexpected), len(different), len(self.out_of_order), _digest(there), _digest(self.found),
@@ -177,7 +177,8 @@ def _find(pipelines: PipelinesSpec, tallies: dict[str, _Tally]) -> None:
                     if identity in tally.expected:
                         tally.dead.add(identity)
                 else:
-                    _count(tally, identity, _content(key, value), last)
+                    # A record that was redriven is behind later ones.
+                    _count(tally, identity, _content(key, value), {} if REDRIVES_HEADER in headers else last)
 
 
 def _count(tally: _Tally, identity: str, content: bytes, last: dict[str, _Place]) -> None:

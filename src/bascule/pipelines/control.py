@@ -19,12 +19,14 @@ from bascule.pipelines.definitions import DefinedIngresses
 from bascule.pipelines.holds import NOTES, Holds
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import Query, RestartCounts
+from bascule.pipelines.redrive import RedriveJobs
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.threads.background import in_background
 from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, Steering, Wishes
 from bascule.writer.definitions import DefinitionSteps
 from bascule.writer.position import DIVERT, INGRESS, Position
 from bascule.writer.reading import READ_TIMEOUT_S
+from bascule.writer.redrive import RedriveJob
 
 if TYPE_CHECKING:
     from bascule.pipelines.metrics import PipelineMetrics
@@ -87,6 +89,8 @@ class DriverControl:
         self._counted: dict[str, tuple[int, float, str]] = {}
         self._writing: list[Future[int]] = []
         self._metrics = metrics
+        self._redrives = RedriveJobs(pipelines)
+        self._jobs: Mapping[str, RedriveJob] = {}
 
     def begin(self) -> None:
         """Learn which pipelines this driver must not start. Raises Unavailable, UnreadableControl."""
@@ -111,7 +115,9 @@ class DriverControl:
             try:
                 # After an error, the reader is new: a former leader could answer with wishes from before those that it has followed.
                 unsure = bool(self._trouble)
-                self._follow(self._topics.wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure))
+                wishes = self._topics.wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure)
+                self._follow(wishes)
+                self._jobs = wishes.redrives
             except BasculeError as error:
                 if str(error) != self._trouble:
                     self._trouble = str(error)
@@ -119,6 +125,7 @@ class DriverControl:
                 self._look_due_s = time.monotonic() + REPORT_S
                 return
             self._trouble = ""
+        self._redrives.follow(self._jobs)
         if now_s >= self._step_due_s:
             self._definitions.step(self._defined)  # first: a pipeline that is deleted must not be resumed
             self._steering.step(self._holds)
@@ -127,6 +134,7 @@ class DriverControl:
         tasks = {name: self._query_of(name) for name in states}
         self._restarts = self._restart_counts.look(tasks, self._queries)
         if self._metrics is not None:
+            self._metrics.redriven(self._redrives.outcomes)
             self._metrics.show(states, tasks, self._queries, self._restarts)
         moved = {name: self._steering.moved(name) for name in self._specs}
         if ((states, moved) != (self._states, self._moved) or now_s >= self._report_due_s) and all(
@@ -157,6 +165,8 @@ class DriverControl:
             with suppress(Unavailable, TimeoutError):
                 for future in self._topics.report({DRIVER_KEY: DriverReport(self._driver, _now_ms(), running=False)}):
                     future.result(LAST_REPORT_S)
+        with suppress(TimeoutError):
+            self._redrives.stop(LAST_REPORT_S)
         with suppress(TimeoutError):  # without Kafka, the client would wait for the records in flight
             in_background(self._topics.close, "control-close").result(LAST_REPORT_S)
 

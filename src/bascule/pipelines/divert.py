@@ -13,7 +13,7 @@ from bascule.core.errors import BadRecord, BasculeError, Denied, TopicMissing
 from bascule.core.kafka_records import Headers, Output
 from bascule.core.log import get_log
 from bascule.jms.lookup import selector_lookup
-from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, error_headers, text_of_error
+from bascule.jms.record_headers import ADDRESS_HEADER, DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, error_headers, text_of_error
 from bascule.jms.selector import compile_selector
 from bascule.jms.to_kafka import record_of, target_topic
 from bascule.journal.errors import DamagedRecord, ForeignRecord, NewerRecord
@@ -254,7 +254,7 @@ class DivertEngine:
             self._origin,
             (ID_HEADER, taken.identity.encode()),
             (DIVERT_HEADER, divert.name.encode()),
-            ("bascule.address", taken.send.address.encode()),
+            (ADDRESS_HEADER, taken.send.address.encode()),
         ]
         marks += error_headers(divert.name, *self._journal, taken.offset, stage, error)
         return Output(self._dead_letter_topic, None, taken.send.body, marks, taken.send.timestamp_ms)

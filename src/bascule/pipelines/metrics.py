@@ -67,6 +67,7 @@ class PipelineMetrics(Collector):
         self._shown: Mapping[str, ShownPipeline] = {}
         self._measured = Measured()
         self._lags = LagTimes()
+        self._redriven: Mapping[str, int] = {}
 
     def show(
         self, states: Mapping[str, PipelineState], tasks: Mapping[str, str], queries: Mapping[str, Query], restarts: Mapping[str, int]
@@ -79,6 +80,10 @@ class PipelineMetrics(Collector):
             error_s = (query.last_error_s if query else 0.0) or (before.error_s if before else 0.0)
             shown[name] = ShownPipeline(tasks[name], state, restarts[name], error_s)
         self._shown, self._active = shown, True
+
+    def redriven(self, outcomes: Mapping[str, int]) -> None:
+        """Show the number of dead letters of the redrives that this driver has finished, by outcome."""
+        self._redriven = dict(outcomes)
 
     def measure(
         self, reports: Mapping[str, PipelineReport], stored: Mapping[str, Position], ends: Mapping[tuple[str, int], int],
@@ -111,6 +116,14 @@ class PipelineMetrics(Collector):
         yield GaugeMetricFamily(
             "bascule_pipelines_active", "1 while this driver runs the pipelines, 0 while it starts or stands by", value=float(self._active)
         )
+        redriven = CounterMetricFamily(
+            "bascule_redrive_dead_letters",
+            "Dead letters of the redrives that this driver has finished, by outcome: redriven, failed again, discarded, or left",
+            labels=("outcome",),
+        )  # fmt: skip
+        for outcome, count in self._redriven.items():
+            redriven.add_metric((outcome,), count)
+        yield redriven
         yield from _states(self._shown)
         yield from _measures(self._measured, self._shown)
 

@@ -49,6 +49,7 @@ from bascule.writer.position import (
     with_counts_kept,
 )
 from bascule.writer.reading import READ_TIMEOUT_S
+from bascule.writer.redrive import POSITION_KEY
 from bascule.writer.transactional import WRITE_DEADLINE_S
 
 log = get_log(__name__)
@@ -85,6 +86,7 @@ class Positions:
             pipelines.topics.dead_letters: own_topics.DEAD_LETTERS,
             pipelines.topics.control: own_topics.CONTROL,
             pipelines.topics.reports: own_topics.CONTROL,
+            pipelines.topics.redrive: own_topics.REDRIVE,
         }
         found = own_topics.ensure(
             pipelines.kafka,
@@ -100,7 +102,8 @@ class Positions:
 
         Otherwise readers of the topics, including the positions topic, wait until Kafka aborts the transactions, which may take minutes.
         """
-        keys = (key for key in self._seen_keys() if key.startswith((f"{COMMON}/", GROUP, DIVERT, INGRESS)))  # not the sinks of users' jobs
+        prefixes = f"{COMMON}/", GROUP, DIVERT, INGRESS, POSITION_KEY
+        keys = (key for key in self._seen_keys() if key.startswith(prefixes))  # not the sinks of users' jobs
         end_open_transactions(self.pipelines.kafka, map(self.pipelines.transactional_id, keys))
 
     def look_at_transactions(self) -> None:

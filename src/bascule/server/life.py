@@ -18,6 +18,7 @@ from bascule.core.log import get_log
 from bascule.embedded.process import PortInUse
 from bascule.kafka.control import ControlTopics
 from bascule.kafka.election import Election
+from bascule.kafka.redriving import RedriveTopics
 from bascule.server import topics
 from bascule.server.admin import AdminServer
 from bascule.server.admin_logins import admin_access
@@ -148,7 +149,7 @@ class BrokerLife(LoopEffects):
             log.info("every process of this machine may use the admin server, because neither users nor admin.token are configured")
         stalls = StallWatch(loading=lambda: self._node.loaded_engine is None)
         stalls.start()
-        pipelines = PipelinePages(self._pipelines, self._settings, self._node.audit, wall_ms, self._planning)
+        pipelines = PipelinePages(self._pipelines, self._settings, self._node.audit, wall_ms, self._planning, self._redriving)
         tls = self._node.tls
         return AdminServer(
             Administrator(self._node),
@@ -166,6 +167,9 @@ class BrokerLife(LoopEffects):
         from bascule.pipelines.offset_plans import OffsetPlans
 
         return OffsetPlans(self._node.kafka, self._settings.journal_topics)
+
+    def _redriving(self) -> RedriveTopics:
+        return RedriveTopics(self._node.kafka, self._settings.journal_topics)
 
     # -- election ----------------------------------------------------------------------------------------------------
 

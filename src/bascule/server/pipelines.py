@@ -7,6 +7,7 @@ GET  /diverts/NAME/status            state, positions, lag, last error
 PUT  /diverts/NAME/pause|resume|stop store the wanted state; 202 once Kafka has stored it
 POST /diverts/NAME/restart           restart the task
      /diverts/NAME/offsets           positions (bascule.server.pipeline_offsets)
+     /redrive/…                      dead letters (bascule.server.redrive)
 
 The broker and the driver of the pipelines talk through Kafka only (``bascule.writer.control``).
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -27,14 +28,17 @@ from bascule.broker.errors import UnknownAddress
 from bascule.config.settings import Settings
 from bascule.core.errors import InvalidInput, Scope
 from bascule.core.log import get_log
+from bascule.core.masking import PropertyMask
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 from bascule.kafka.control import Reports
+from bascule.kafka.redriving import RedriveTopics
 from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.audit import AuditTrail
 from bascule.server.pipeline_definitions import DefinitionPages
 from bascule.server.pipeline_offsets import OffsetPages, OffsetPlanning
+from bascule.server.redrive import RedrivePages
 from bascule.threads.background import in_background
 from bascule.writer.control import (
     KINDS,
@@ -47,6 +51,7 @@ from bascule.writer.control import (
     Wish,
     Wishes,
 )
+from bascule.writer.redrive import RedriveJob
 
 log = get_log(__name__)
 
@@ -109,6 +114,12 @@ class PipelineTopics(Protocol):
     def undefine(self, pipeline: str) -> None:
         """Delete a definition and the wishes about its pipeline. Raises Unavailable."""
 
+    def ask(self, job: RedriveJob) -> None:
+        """Store a job for dead letters. Raises Unavailable."""
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Delete jobs that are finished. Raises Unavailable."""
+
 
 class KnownPipelines(NamedTuple):
     """What is known about all pipelines."""
@@ -127,9 +138,11 @@ class PipelinePages:
         audit: AuditTrail,
         now_ms: Callable[[], int],
         planning: Callable[[], OffsetPlanning],
+        redriving: Callable[[], RedriveTopics],
     ) -> None:
         self._offsets = OffsetPages(self, planning)
         self._definitions = DefinitionPages(self, settings, COLLECTIONS["ingress"])
+        self._redrive = RedrivePages(self, redriving, settings.bridge.id, PropertyMask(settings.admin.masked_properties))
         self.topics = topics
         self.audit = audit
         self.now_ms = now_ms
@@ -140,7 +153,7 @@ class PipelinePages:
 
     def paths(self) -> list[AdminPage]:
         """Return all paths."""
-        found = []
+        found = self._redrive.paths()
         for kind, collection in COLLECTIONS.items():
             one = f"{collection}/{{name}}"
             found += [

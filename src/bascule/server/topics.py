@@ -53,6 +53,7 @@ def _made_here(topics: JournalTopics) -> dict[str, own_topics.OwnTopic]:
         topics.brokers: own_topics.BROKERS,
         topics.control: own_topics.CONTROL,
         topics.reports: own_topics.CONTROL,
+        topics.redrive: own_topics.REDRIVE,
     }
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from bascule.core.errors import BasculeError, Scope
 from bascule.core.states import Transitions
 from bascule.writer.position import DIVERT, INGRESS
+from bascule.writer.redrive import RedriveJob
 
 #: The version of the records of both topics.
 VERSION: Final = 1
@@ -213,6 +214,8 @@ class Wishes:
     restarts: Mapping[str, RestartWish] = field(default_factory=dict)
     offsets: Mapping[str, OffsetsWish] = field(default_factory=dict)
     definitions: Mapping[str, PipelineDefinition] = field(default_factory=dict)
+    #: Jobs for dead letters, by id.
+    redrives: Mapping[str, RedriveJob] = field(default_factory=dict)
 
     def of(self, pipeline: str) -> WantedState:
         """Return the wanted state of a pipeline, which is running if nobody wanted anything else."""

@@ -33,6 +33,7 @@ from tests.support.journal import SyntheticJournal, text_message
 from tests.support.mock_cluster import MockCluster, product_on
 from tests.unit.server.test_admin import Broker, served
 from tests.unit.server.test_admin_access import send
+from tests.unit.server.test_pipelines import no_redriving
 
 NOW_MS = 1_000_000
 #: Kafka's number of the request for offsets.
@@ -75,7 +76,8 @@ class World:
 
     def report(self, state: PipelineState, pipeline: str = "divert:orders", **more: Any) -> None:
         definition = {"from": "orders", "selector": "", "from_kafka": False}
-        reports = {pipeline: PipelineReport(state, "d", NOW_MS, definition, **more), DRIVER_KEY: DriverReport("d", NOW_MS)}
+        reports: dict[str, PipelineReport | DriverReport | None] = {pipeline: PipelineReport(state, "d", NOW_MS, definition, **more)}
+        reports[DRIVER_KEY] = DriverReport("d", NOW_MS)
         for future in self.control.report(reports):
             future.result()
 
@@ -85,7 +87,9 @@ class World:
 
     def asked(self, ask: Callable[[Request], None], audit: AuditTrail | None = None) -> None:
         planning = OffsetPlans(self.kafka, NAMES)
-        pages = PipelinePages(self.control, Settings.model_validate(SETTINGS), audit or AuditTrail(), lambda: self.now_ms, lambda: planning)
+        pages = PipelinePages(
+            self.control, Settings.model_validate(SETTINGS), audit or AuditTrail(), lambda: self.now_ms, lambda: planning, no_redriving
+        )
 
         def run(port: int) -> None:
             def request(method: str, path: str, role: str = "manage", **arguments: Any) -> tuple[int, Any]:

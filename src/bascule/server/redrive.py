@@ -1,0 +1,302 @@
+"""Dead letters of the pipelines over HTTP: an administrator looks at them, and asks the driver to redrive or discard some.
+
+GET  /redrive/letters                     dead letters that wait; ?pipeline=&reason=&since_ms=&until_ms=&header=NAME:VALUE&count=N
+GET  /redrive/letters/PARTITION/OFFSET    one of them with its content
+POST /redrive/run, /redrive/discard       store a job for the driver; 202 once Kafka has stored it
+GET  /redrive/jobs                        the jobs and what has become of them
+
+A job concerns the dead letters that exist at the time of the request, or, with ``upto`` of a list, those that existed when it was made.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from bascule.broker.errors import UnknownAddress
+from bascule.core.errors import BasculeError, InvalidInput, Scope
+from bascule.core.log import get_log
+from bascule.core.masking import MASK, PropertyMask
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
+from bascule.kafka.redriving import LetterTopic, RedriveTopics
+from bascule.server.admin_access import AdminRole, Principal
+from bascule.server.admin_app import AdminPage
+from bascule.server.admin_arguments import arguments_of
+from bascule.server.shown_messages import content
+from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter, Place, dead_letter_of
+from bascule.writer.redrive import PLACES_MAX, RedriveAction, RedriveJob, RedriveReport, RedriveState
+
+if TYPE_CHECKING:
+    from bascule.server.pipelines import PipelinePages
+
+log = get_log(__name__)
+
+#: Dead letters in one answer: by default, and at most.
+LETTERS: Final = 100
+LETTERS_MAX: Final = 1_000
+#: How long one request reads the dead-letter topic, in seconds. An answer that is not complete says so.
+READ_S: Final = 5.0
+#: Characters of a value or header that an answer shows.
+SHOWN_MAX: Final = 1_000
+#: Jobs that are not finished yet: a further one is refused.
+JOBS_MAX: Final = 100
+#: How long finished jobs are listed, in ms.
+KEPT_MS: Final = 7 * 24 * 3600 * 1000
+#: Digits of a number in a path or parameter.
+_DIGITS_MAX: Final = 19
+_FILTERS: Final = ("pipeline", "reason", "since_ms", "until_ms", "headers")
+
+
+class TooManyJobs(InvalidInput):
+    """The broker accepts no further job before the driver has finished some."""
+
+    scope = Scope.OPERATION
+    http_status = 409
+
+
+class _Found(NamedTuple):
+    """Dead letters, whether there are no more, and the topic as it was."""
+
+    letters: list[PipelineDeadLetter]
+    complete: bool
+    topic: LetterTopic | None
+
+
+class RedrivePages:
+    """The pages about dead letters of one broker."""
+
+    def __init__(self, pages: PipelinePages, redriving: Callable[[], RedriveTopics], bridge: str, mask: PropertyMask) -> None:
+        self._pages = pages
+        self._redriving = redriving
+        self._bridge = bridge
+        self._mask = mask
+
+    def paths(self) -> list[AdminPage]:
+        """Return all paths. Dead letters show the content of messages, and so may the reasons in a list."""
+        return [
+            AdminPage("GET", "/redrive/letters", AdminRole.EDIT, self._list),
+            AdminPage("GET", "/redrive/letters/{partition}/{offset}", AdminRole.EDIT, self._show),
+            AdminPage("GET", "/redrive/jobs", AdminRole.VIEW, self._jobs),
+            AdminPage("POST", "/redrive/run", AdminRole.MANAGE, partial(self._ask, RedriveAction.REDRIVE)),
+            AdminPage("POST", "/redrive/discard", AdminRole.MANAGE, partial(self._ask, RedriveAction.DISCARD)),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        count = _number("count", request.query_params.get("count", str(LETTERS)), LETTERS_MAX)
+        chosen = _filter_of(_parameters(request))
+        self._record("redrive list", "", request)
+        found = await self._pages.beside(partial(self._read, chosen, count))
+        return JSONResponse({
+            "letters": [_described(letter) for letter in found.letters], "complete": found.complete, "upto": _upto(found.topic),
+        })  # fmt: skip
+
+    async def _show(self, request: Request) -> Response:
+        partition, offset = (_number(name, request.path_params[name]) for name in ("partition", "offset"))
+        place = f"{partition}:{offset}"
+        self._record("redrive show", place, request)
+        shown = await self._pages.beside(partial(self._read_one, partition, offset))
+        if shown is None:
+            raise UnknownAddress(f"there is no dead letter of a pipeline at {place}")
+        return JSONResponse(shown)
+
+    async def _jobs(self, _request: Request) -> Response:
+        known = await self._pages.known()
+        reports = await self._pages.beside(self._reports)
+        jobs = sorted(known.wishes.redrives.values(), key=lambda job: (job.at_ms, job.id))
+        return JSONResponse([_described_job(job, reports.get(job.id, RedriveReport())) for job in jobs])
+
+    async def _ask(self, action: RedriveAction, request: Request) -> Response:
+        """Store a job, audited."""
+        principal: Principal = request.state.principal
+        arguments = await arguments_of(request)
+        verb = "redrive run" if action is RedriveAction.REDRIVE else "redrive discard"
+        self._pages.audit.check()
+        record = partial(self._pages.audit.record, verb, str(arguments.get("pipeline", "")), who=principal.name, peer=principal.peer)
+        try:
+            principal.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
+            chosen = _meant(action, arguments)
+            known = await self._pages.known()
+            job = await self._pages.beside(
+                partial(self._store, action, chosen, arguments.get("upto"), principal.name, known.wishes.redrives)
+            )
+        except Exception as error:
+            record(allowed=not isinstance(error, Unauthorized), result=f"{type(error).__name__}: {error}")
+            raise
+        record(result="ok", job=job.id)
+        log.info("administrator action", who=principal.name, action=verb, arguments={"job": job.id}, answer={"job": job.id})
+        return JSONResponse({"job": job.id, "action": action.value}, 202)
+
+    # -- in a thread ---------------------------------------------------------------------------------------------------
+
+    def _read(self, chosen: LetterFilter, count: int) -> _Found:
+        until_s = time.monotonic() + READ_S
+        with closing(self._redriving()) as topics:
+            topic = topics.letter_topic()
+            if topic is None:
+                return _Found([], True, None)
+            done = topics.table().of(topic.topic_id)
+            bounds = {each: (first, topic.ends[each]) for each, first in topic.firsts.items()}
+            letters: list[PipelineDeadLetter] = []
+            for letter in topics.letters(bounds, done, chosen, self._bridge, until_s):
+                if len(letters) == count:
+                    return _Found(letters, False, topic)
+                letters.append(letter)
+            return _Found(letters, time.monotonic() < until_s, topic)
+
+    def _read_one(self, partition: int, offset: int) -> dict[str, Any] | None:
+        with closing(self._redriving()) as topics:
+            topic = topics.letter_topic()
+            record = None if topic is None else topics.record(topic, partition, offset)
+            letter = None if record is None else dead_letter_of(record)
+            if topic is None or record is None or letter is None or letter.bridge != self._bridge:
+                return None
+            done = topics.table().of(topic.topic_id).has(letter.place)
+        headers = [[name, self._shown(name, value)] for name, value in record.headers]
+        return {**_described(letter), "state": "done" if done else "waiting", "headers": headers, "value": self._value_of(letter)}
+
+    def _reports(self) -> Mapping[str, RedriveReport]:
+        with closing(self._redriving()) as topics:
+            return topics.table().reports
+
+    def _store(
+        self, action: RedriveAction, chosen: LetterFilter, upto: object, who: str, jobs: Mapping[str, RedriveJob]
+    ) -> RedriveJob:  # fmt: skip
+        now_ms = self._pages.now_ms()
+        with closing(self._redriving()) as topics:
+            reports = topics.table().reports
+            topic = topics.letter_topic()
+        if topic is None:
+            raise UnknownAddress("there is no dead-letter topic")
+        finished = {each for each, report in reports.items() if each in jobs and report.state is not RedriveState.PENDING}
+        if len(jobs) - len(finished) >= JOBS_MAX:
+            raise TooManyJobs(f"{JOBS_MAX} jobs are not finished yet; wait until the driver has finished some (bascule redrive jobs)")
+        topic_id, ends = (topic.topic_id, topic.ends) if upto is None else _parsed_upto(upto)
+        job = RedriveJob(uuid.uuid4().hex, action, topic_id, ends, chosen, who, now_ms)
+        self._pages.topics.ask(job)
+        self._pages.topics.forget([each for each in finished if now_ms - reports[each].at_ms > KEPT_MS])
+        return job
+
+    def _record(self, action: str, on: str, request: Request) -> None:
+        principal: Principal = request.state.principal
+        self._pages.audit.record(action, on, who=principal.name, peer=principal.peer)
+
+    def _shown(self, name: str, value: bytes | None) -> str:
+        if self._mask.covers(name) or self._mask.covers(name.removeprefix("jms.")):
+            return MASK
+        return (value or b"").decode(errors="replace")[:SHOWN_MAX]
+
+    def _value_of(self, letter: PipelineDeadLetter) -> str:
+        """Return the beginning of the body of a message, or of the value of a record."""
+        try:
+            value = content(letter.value, self._mask) if letter.address else letter.value
+        except BasculeError as error:
+            return f"({error})"
+        return value[: 4 * SHOWN_MAX].decode(errors="replace")[:SHOWN_MAX]
+
+
+def _described(letter: PipelineDeadLetter) -> dict[str, Any]:
+    return {
+        "place": f"{letter.partition}:{letter.offset}",
+        "pipeline": letter.pipeline,
+        "source": letter.source._asdict(),
+        "stage": letter.stage,
+        "reason": letter.reason,
+        "time_ms": letter.timestamp_ms,
+        "redrives": letter.redrives,
+        "bytes": len(letter.value),
+        "address": letter.address,
+        "message": letter.message_id,
+        "incomplete": letter.incomplete,
+    }
+
+
+def _described_job(job: RedriveJob, report: RedriveReport) -> dict[str, Any]:
+    return {
+        "job": job.id, "action": job.action.value, "state": report.state.value, "redriven": report.redriven, "failed": report.failed,
+        "discarded": report.discarded, "left": report.left, "error": report.error, "by": job.by, "at_ms": job.at_ms,
+        "pipeline": job.filter.pipeline, "reason": job.filter.reason,
+    }  # fmt: skip
+
+
+def _meant(action: RedriveAction, arguments: Mapping[str, Any]) -> LetterFilter:
+    """Return which dead letters a request means. Raises InvalidInput."""
+    known = ("places", "all", "upto", "confirm", *_FILTERS)
+    if unknown := sorted(set(arguments).difference(known)):
+        raise InvalidInput(f"unknown argument {unknown[0]!r:.60}; known here: {', '.join(known)}")
+    chosen = [name for name in ("places", *_FILTERS) if name in arguments]
+    if (arguments.get("all") is True) == bool(chosen):
+        raise InvalidInput('say which dead letters are meant: "places", a filter, or "all": true')
+    if action is RedriveAction.DISCARD and arguments.get("confirm") is not True:
+        raise InvalidInput('discarded dead letters are never carried; repeat the request with "confirm": true')
+    return _filter_of(arguments)
+
+
+def _parameters(request: Request) -> dict[str, Any]:
+    """Return the filter in the parameters of a request. Raises InvalidInput."""
+    said: dict[str, Any] = {}
+    headers: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name == "header":
+            key, colon, text = value.partition(":")
+            if not colon:
+                raise InvalidInput(f"parameter header is {value!r:.60}; must be NAME:VALUE")
+            headers[key] = text
+        elif name in ("since_ms", "until_ms"):
+            said[name] = _number(name, value)
+        elif name in ("pipeline", "reason"):
+            said[name] = value
+        elif name != "count":
+            raise InvalidInput(f"unknown parameter {name!r:.60}")
+    return {**said, "headers": headers}
+
+
+def _filter_of(arguments: Mapping[str, Any]) -> LetterFilter:
+    """Return the filter in the arguments of a request. Raises InvalidInput."""
+    texts = {name: arguments.get(name, "") for name in ("pipeline", "reason")}
+    times = {name: arguments.get(name, 0) for name in ("since_ms", "until_ms")}
+    headers = arguments.get("headers", {})
+    if any(not isinstance(text, str) for text in texts.values()):
+        raise InvalidInput('"pipeline" and "reason" must be texts')
+    if any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in times.values()):
+        raise InvalidInput('"since_ms" and "until_ms" must be times in milliseconds since the epoch')
+    if not isinstance(headers, dict) or any(not isinstance(value, str) for value in headers.values()):
+        raise InvalidInput('"headers" must be an object of texts')
+    places = arguments.get("places")
+    if places is not None and (not isinstance(places, list) or not 0 < len(places) <= PLACES_MAX):
+        raise InvalidInput(f'"places" must be a list of 1 to {PLACES_MAX} places, each PARTITION:OFFSET')
+    chosen = None if places is None else tuple(map(_place, places))
+    return LetterFilter(chosen, texts["pipeline"], texts["reason"], times["since_ms"], times["until_ms"], headers)
+
+
+def _place(text: object) -> Place:
+    partition, colon, offset = str(text).partition(":")
+    if not colon:
+        raise InvalidInput(f"place {text!r:.60} must be PARTITION:OFFSET")
+    return _number("partition", partition), _number("offset", offset)
+
+
+def _number(name: str, text: str, most: int = 2**63 - 1) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX and int(text) <= most):
+        raise InvalidInput(f"{name} {text!r:.60} must be a number from 0 to {most}")
+    return int(text)
+
+
+def _upto(topic: LetterTopic | None) -> str:
+    """Return the ends of a topic as text."""
+    return "" if topic is None else " ".join((topic.topic_id, *_ends(topic.ends.items())))
+
+
+def _ends(ends: Iterable[tuple[int, int]]) -> Iterable[str]:
+    return (f"{partition}:{end}" for partition, end in sorted(ends))
+
+
+def _parsed_upto(upto: object) -> tuple[str, dict[int, int]]:
+    topic_id, *ends = str(upto).split(" ")
+    return topic_id, dict(map(_place, ends))

@@ -1,0 +1,16 @@
+"""Redrive of dead letters on the mock cluster, without Spark. The scenarios run the same tests on Kafka."""
+
+from __future__ import annotations
+
+from tests.scenarios.test_redrive import (  # noqa: F401
+    bridge,
+    letters,
+    operator,
+    test_dead_letters_are_chosen_by_place_pipeline_reason_time_and_header,
+    test_dead_letters_that_cannot_be_redriven_stay_and_say_why,
+    test_job_that_fails_does_not_hold_up_the_next_one,
+    test_messages_that_a_divert_could_not_carry_are_redriven_once_it_can,
+    test_records_that_an_ingress_could_not_take_are_redriven_as_it_takes_others,
+    test_run_killed_anywhere_leaves_each_dead_letter_waiting_or_redriven_once,
+    topics,
+)

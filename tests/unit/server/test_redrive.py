@@ -1,0 +1,178 @@
+"""Dead letters of the pipelines over HTTP, on the mock cluster: lists, content, jobs for the driver, roles and audit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bascule.config.settings import Settings
+from bascule.core.topics import JournalTopics
+from bascule.kafka import own_topics
+from bascule.kafka.control import ControlTopics
+from bascule.kafka.redriving import RedriveTopics
+from bascule.pipelines.redrive import RedriveRun
+from bascule.pipelines.spec import DivertSpec, PipelinesSpec
+from bascule.server import redrive
+from bascule.server.admin_access import AdminRole
+from bascule.server.audit import AuditTrail, FileSink
+from bascule.server.pipelines import PipelinePages
+from bascule.writer.redrive import RedriveAction
+from tests.scenarios.test_redrive import BEGIN_MS, bury
+from tests.support.mock_cluster import MockCluster, product_on
+from tests.unit.server.test_admin import Broker, served
+from tests.unit.server.test_admin_access import send
+from tests.unit.server.test_pipelines import ACCESS, GUIDE, PLANNING
+
+NOW_MS = 1_000_000
+NAMES = JournalTopics()
+
+
+class Place:
+    """A broker's admin server on the mock cluster."""
+
+    def __init__(self, cluster: MockCluster) -> None:
+        self.kafka = cluster.kafka
+        wanted = {
+            NAMES.control: own_topics.CONTROL, NAMES.reports: own_topics.CONTROL, NAMES.redrive: own_topics.REDRIVE,
+            NAMES.positions: own_topics.POSITIONS, NAMES.dead_letters: own_topics.DEAD_LETTERS,
+        }  # fmt: skip
+        own_topics.ensure(self.kafka, wanted)
+        self.control = ControlTopics(self.kafka, NAMES)
+        self.pipelines = PipelinesSpec("bascule", dict(self.kafka), (DivertSpec("orders", "#", "orders"),))
+
+    def redriving(self) -> RedriveTopics:
+        return RedriveTopics(self.kafka, NAMES)
+
+    def pages(self, audit: AuditTrail | None = None) -> PipelinePages:
+        return PipelinePages(self.control, Settings(), audit or AuditTrail(), lambda: NOW_MS, lambda: PLANNING, self.redriving)
+
+    def asked(self, ask: Callable[[Callable[..., tuple[int, Any]]], None], audit: AuditTrail | None = None) -> None:
+        def run(port: int) -> None:
+            def request(method: str, path: str, role: str = "manage", body: Any = None) -> tuple[int, Any]:
+                text = None if body is None else json.dumps(body)
+                code, _, answer = send(port, method, path, {"authorization": f"Bearer {role}"}, text)
+                return code, json.loads(answer)
+
+            ask(request)
+
+        served(Broker(), run, access=ACCESS, pipelines=self.pages(audit))
+
+    def carry_out(self) -> None:
+        """Carry out the jobs as the driver does."""
+        for job in self.control.wishes(10).redrives.values():
+            RedriveRun(self.pipelines, self.redriving(), job, lambda: False).carry_out()
+
+
+def reasons(found: Any) -> list[str]:
+    return [each["reason"] for each in found["letters"]]
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with product_on(monkeypatch) as cluster:
+        found = Place(cluster)
+        yield found
+        found.control.close()
+
+
+def test_dead_letters_are_listed_shown_and_redriven(place: Place, tmp_path: Path) -> None:
+    bury(place.pipelines, "orders", "1", "2")
+    audit = AuditTrail([lambda done: FileSink(tmp_path / "audit", done)])
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        code, found = request("GET", "/redrive/letters", "edit")
+        assert (code, found["complete"], [each["reason"] for each in found["letters"]]) == (
+            200,
+            True,
+            ["BadRecord: bad 1", "BadRecord: bad 2"],
+        )
+        first = found["letters"][0]
+        assert first["source"] == {"topic": NAMES.journal, "partition": 0, "offset": 1}
+        assert (first["pipeline"], first["time_ms"], first["address"]) == ("divert:orders", BEGIN_MS + 1, "flights")
+        shown = request("GET", f"/redrive/letters/{first['place'].replace(':', '/')}", "edit")[1]
+        assert (shown["value"], shown["state"]) == ("1", "waiting")
+        bury(place.pipelines, "orders", "3", first=3)
+        assert len(request("GET", "/redrive/letters?count=2", "edit")[1]["letters"]) == 2
+        assert not request("GET", "/redrive/letters?count=2", "edit")[1]["complete"]
+        assert [
+            each["reason"] for each in request("GET", "/redrive/letters?reason=bad+3&header=bascule.id:0-3-0", "edit")[1]["letters"]
+        ] == ["BadRecord: bad 3"]
+        code, asked = request("POST", "/redrive/run", body={"all": True, "upto": found["upto"]})
+        assert (code, asked["action"]) == (202, "redrive")
+        (job,) = request("GET", "/redrive/jobs", "view")[1]
+        assert (job["job"], job["state"], job["by"], job["at_ms"]) == (asked["job"], "pending", "manage", NOW_MS)
+        place.carry_out()
+        (job,) = request("GET", "/redrive/jobs", "view")[1]
+        assert (job["state"], job["redriven"]) == ("done", 2)
+        left = request("GET", "/redrive/letters", "edit")[1]
+        assert reasons(left) == ["BadRecord: bad 3"], "it was not there when the list was made"
+        assert request("GET", f"/redrive/letters/{first['place'].replace(':', '/')}", "edit")[1]["state"] == "done"
+
+    place.asked(ask, audit)
+    audit.close()
+    lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    assert [(line["action"], line["who"]) for line in lines if line["action"] == "redrive run"] == [("redrive run", "manage")]
+    assert {line["action"] for line in lines} == {"redrive list", "redrive show", "redrive run"}
+
+
+def test_discard_needs_a_confirmation_and_a_request_says_which_dead_letters_it_means(place: Place) -> None:
+    bury(place.pipelines, "orders", "1", "2")
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        code, found = request("POST", "/redrive/discard", body={"all": True})
+        assert (code, found["error"]) == (400, 'discarded dead letters are never carried; repeat the request with "confirm": true')
+        bodies: list[dict[str, Any]] = [
+            {}, {"all": True, "reason": "x"}, {"places": []}, {"places": ["1"]}, {"places": ["0:x"]}, {"reason": 1}, {"headers": {"a": 1}},
+            {"since_ms": "1"}, {"what": 1},
+        ]  # fmt: skip
+        for body in bodies:
+            assert request("POST", "/redrive/run", body=body)[0] == 400, body
+        for wrong in ("count=0x", "since_ms=x", "header=x", "other=1"):
+            assert request("GET", f"/redrive/letters?{wrong}", "edit")[0] == 400, wrong
+        assert request("GET", "/redrive/letters/0/99", "edit")[0] == 404
+        place_of_first = request("GET", "/redrive/letters", "edit")[1]["letters"][0]["place"]
+        assert request("POST", "/redrive/discard", body={"places": [place_of_first], "confirm": True})[0] == 202
+        (job,) = place.control.wishes(10).redrives.values()
+        assert job.action is RedriveAction.DISCARD
+        place.carry_out()
+        assert reasons(request("GET", "/redrive/letters", "edit")[1]) == ["BadRecord: bad 2"]
+
+    place.asked(ask)
+
+
+def test_broker_refuses_jobs_that_nobody_finishes_and_forgets_old_ones(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redrive, "JOBS_MAX", 1)
+    monkeypatch.setattr(redrive, "KEPT_MS", -(2**60))
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        first = request("POST", "/redrive/run", body={"all": True})[1]["job"]
+        assert request("POST", "/redrive/run", body={"all": True})[0] == 409
+        place.carry_out()
+        second = request("POST", "/redrive/run", body={"all": True})[1]["job"]
+        assert [job["job"] for job in request("GET", "/redrive/jobs")[1]] == [second] != [first]
+
+    place.asked(ask)
+
+
+def test_each_path_needs_its_role_and_the_guide_names_it(place: Place) -> None:
+    paths = [page for page in place.pages().paths() if page.path.startswith("/redrive")]
+    assert len(paths) == 5
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        for path in paths:
+            for role in AdminRole:
+                body = {"all": True, "confirm": True} if path.method == "POST" and path.path.endswith("discard") else {"all": True}
+                code, _ = request(
+                    path.method, path.path.format(partition=0, offset=0), role.word, body if path.method == "POST" else None
+                )  # fmt: skip
+                assert code == (403 if role < path.role else {"POST": 202}.get(path.method, 404 if "{" in path.path else 200)), (path, role)
+
+    place.asked(ask)
+    text = GUIDE.read_text()
+    for path in paths:
+        shown = path.path.replace("{partition}", "PARTITION").replace("{offset}", "OFFSET")
+        assert f"| `{path.method} {shown}` | `{path.role.word}` |" in text
