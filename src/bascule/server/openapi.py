@@ -125,7 +125,9 @@ def _path_parameter(name: str, files: Sequence[str]) -> dict[str, Any]:
 
 
 def _body(action: AdminAction | None, operation: Operation) -> dict[str, Any] | None:
-    """Return the description of the arguments: those of the action that routes the request, with the words of the operation."""
+    """Return the description of the body, or of the arguments of the action that routes the request, with the words of the operation."""
+    if operation.body is not None:
+        return {"required": True, "content": {"application/json": {"schema": operation.body}}}
     if action is not None:
         given = {**dict.fromkeys(action.required, ""), **action.optional}
         properties = {

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from bascule.config.defined import REFUSED
+from bascule.config.pipeline import Ingress
 from bascule.core.destination import ADDRESS_MAX
 from bascule.core.permissions import Permission
 from bascule.server import answers, browsing, listing, looks, pipeline_answers, status
 from bascule.server.message_life import PERIOD_MAX_S
+from bascule.server.pipeline_definitions import REVISION
 from bascule.server.schemas import Schema
 from bascule.server.sending_messages import PROPERTY_TYPES, SENT_KINDS, TIME_MS_MAX
 
@@ -37,14 +40,15 @@ class Parameter(NamedTuple):
 class Operation(NamedTuple):
     """A request. ``answers`` has a type or a media type for each status of an answer that is not an error.
 
-    ``arguments`` adds to the schemas of an action's arguments, or has them if the path is no action. ``errors`` are statuses of errors
-    besides those that every request may get.
+    ``arguments`` adds to the schemas of an action's arguments, or has them if the path is no action. ``body`` is the schema of a whole
+    body that the request needs, in place of arguments. ``errors`` are statuses of errors besides those that every request may get.
     """
 
     about: str
     answers: Mapping[int, Any]
     parameters: tuple[Parameter, ...] = ()
     arguments: Mapping[str, Schema] = {}
+    body: Schema | None = None
     errors: tuple[int, ...] = ()
 
 
@@ -274,7 +278,37 @@ def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], Operation
     }
 
 
+def _settings_of_ingress() -> Schema:
+    """Return the schema of the settings that an ingress may have at run time."""
+    found = Ingress.model_json_schema()["properties"]
+    given = {name: {key: each for key, each in schema.items() if key != "title"} for name, schema in found.items() if name not in REFUSED}
+    return {"type": "object", "description": "`topics` or `pattern` is needed", "properties": given, "additionalProperties": False}
+
+
+_CONFIG: Final = _settings_of_ingress()
+_DEFINED: Final[Schema] = {
+    "type": "object",
+    "properties": {"name": _text("Name of the ingress, unique among diverts and ingresses"), "config": _CONFIG},
+    "required": ["name", "config"],
+    "additionalProperties": False,
+}
+_REVISION: Final = Parameter(REVISION, "Revision that is replaced, 0 for none; 409 if it is another one", {"type": "integer", "minimum": 0})
+_DEFINITIONS: Final[dict[tuple[str, str], Operation]] = {
+    ("POST", "/ingresses"): Operation(
+        "Create an ingress at run time", {202: pipeline_answers.PipelineDefinedAnswer}, body=_DEFINED, errors=(409,)
+    ),
+    ("PUT", "/ingresses/{name}/config"): Operation(
+        "Replace the settings of an ingress, or create it", {202: pipeline_answers.PipelineDefinedAnswer}, (_REVISION,), body=_CONFIG,
+        errors=(409,),
+    ),
+    ("DELETE", "/ingresses/{name}"): Operation(
+        "Stop an ingress that was defined at run time, and forget its positions", {202: pipeline_answers.PipelineDeletedAnswer},
+        errors=(404, 409),
+    ),
+}  # fmt: skip
+
 #: Operations by method and path.
 OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
-    **_HEALTH, **_STATUS, **_LOOKS, **_ACTIONS, **_of_pipelines("divert", "/diverts"), **_of_pipelines("ingress", "/ingresses"), **_CONSOLE,
+    **_HEALTH, **_STATUS, **_LOOKS, **_ACTIONS, **_of_pipelines("divert", "/diverts"), **_of_pipelines("ingress", "/ingresses"),
+    **_DEFINITIONS, **_CONSOLE,
 }  # fmt: skip

@@ -15,11 +15,16 @@ class SourceAnswer(TypedDict):
 
 
 class PipelineAnswer(TypedDict):
-    """The state of a pipeline, and what its driver has reported last; null for what is unknown."""
+    """The state of a pipeline, and what its driver has reported last; null for what is unknown.
+
+    ``origin`` is file or runtime; ``revision`` is that of a definition made at run time, and ``reported_revision`` the one that the driver
+    has. Until the driver has deleted a pipeline, ``state`` is deleting and ``wanted`` is deleted.
+    """
 
     name: str
     kind: str
     origin: str
+    revision: int | None
     state: str
     wanted: str
     wanted_by: str
@@ -34,15 +39,36 @@ class PipelineAnswer(TypedDict):
     sources: list[SourceAnswer]
     driver: str
     reported_at_ms: int | None
+    reported_revision: int | None
 
 
 class DefinitionAnswer(TypedDict):
-    """The definition of a pipeline; null if no driver has reported it."""
+    """The definition of a pipeline; null if no driver has reported it.
+
+    ``config`` has the settings that were given at run time, with their revision; null for a pipeline of the configuration file.
+    """
 
     name: str
     kind: str
     origin: str
     definition: dict[str, Any] | None
+    config: dict[str, Any] | None
+    revision: int | None
+
+
+class PipelineDefinedAnswer(TypedDict):
+    """The revision of the definition that Kafka has stored."""
+
+    name: str
+    kind: str
+    revision: int
+
+
+class PipelineDeletedAnswer(TypedDict):
+    """The pipeline whose deletion Kafka has stored."""
+
+    name: str
+    kind: str
 
 
 class WantedAnswer(TypedDict):

@@ -6,7 +6,7 @@ import http.client
 import json
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +15,15 @@ from openapi_spec_validator import validate
 
 from bascule.client import ConnectionFactory, Queue, Topic
 from bascule.client.message import Message
+from bascule.config.defined import REFUSED
+from bascule.config.pipeline import Ingress
+from bascule.core.topics import JournalTopics
+from bascule.kafka.control import ControlTopics
 from bascule.server import looks
 from bascule.server.admin_access import AdminRole
 from bascule.server.openapi import document
 from bascule.server.operations import OPERATIONS
+from bascule.writer.control import PipelineReport, PipelineState
 from bascule.writer.position import COMMON, Position, position_key, position_partition
 from tests.support import api_page
 from tests.support.kafka_in_memory import KafkaInMemory
@@ -27,7 +32,7 @@ from tests.unit.server.served import run_async
 from tests.unit.server.test_admin import Broker as StatusOnly
 from tests.unit.server.test_admin import served
 from tests.unit.server.test_owned_branches import prepared
-from tests.unit.server.test_pipelines import ACCESS
+from tests.unit.server.test_pipelines import ACCESS, report
 from tests.unit.server.test_reload_process import TEXT, source
 
 __all__ = ["kafka"]
@@ -213,6 +218,29 @@ def control_pipelines(api: Operations) -> None:
         api.ask("POST", f"{one}/restart", name=name, status=202)
 
 
+def define_ingress(api: Operations) -> None:
+    one, config = "/ingresses/{name}", {"topics": ["prices"], "to": "prices", "routing": "anycast"}
+    assert api.ask("POST", "/ingresses", {"name": "prices", "config": config}, status=202)["revision"] == 1
+    api.ask("POST", "/ingresses", {"name": "prices", "config": config}, status=409)
+    api.ask("POST", "/ingresses", {"name": "more", "config": {}}, status=400)
+    found = api.ask("GET", one, name="prices")
+    assert (found["origin"], found["config"], found["revision"]) == ("runtime", config, 1)
+    changed = {**config, "body": "bytes", "pattern": None, "tasks": 1}
+    assert api.ask("PUT", f"{one}/config", changed, query={"revision": 1}, name="prices", status=202)["revision"] == 2
+    api.ask("PUT", f"{one}/config", changed, query={"revision": 1}, name="prices", status=409)
+    api.ask("PUT", f"{one}/config", {}, name="prices", status=400)
+    with closing(ControlTopics({"bootstrap.servers": "memory"}, JournalTopics(PREFIX))) as topics:
+        report(topics, ingress_prices=PipelineReport(PipelineState.RUNNING, "host-1", 1, revision=1))
+    (found,) = [each for each in api.ask("GET", "/ingresses") if each["name"] == "prices"]
+    assert (found["revision"], found["reported_revision"]) == (2, 1)
+    api.ask("DELETE", one, name="prices", status=202)
+    found = api.ask("GET", f"{one}/status", name="prices")
+    assert (found["state"], found["wanted"], found["revision"]) == ("deleting", "deleted", None)
+    assert api.ask("GET", one, name="prices")["config"] is None
+    api.ask("DELETE", one, name="none", status=404)
+    api.ask("DELETE", one, name="stock", status=409)
+
+
 def use_console(api: Operations) -> None:
     api.ask("GET", "/", token="", status=307)
     (parameter,) = api.document["paths"]["/console/{file}"]["get"]["parameters"]
@@ -275,6 +303,7 @@ def use_everything(broker: Broker) -> None:
         look_at_messages(api)
         end_branches(api)
         control_pipelines(api)
+        define_ingress(api)
         use_console(api)
         act_on_queues(api)
     assert api.ask("POST", "/config/reload")["applied"] == []
@@ -319,6 +348,18 @@ async def test_document_has_all_parameters_that_a_look_knows(kafka: KafkaInMemor
             answer = await called(request, port, "GET", f"/{name}?unknown=1&user=u")
             known = answer.json["error"].partition("known are ")[2]
             assert set(filter(None, known.split(", "))) == parameters_of(found, f"/{name}"), name
+
+
+def test_settings_of_an_ingress_are_those_that_can_be_given_at_run_time() -> None:
+    paths = document(api_page.all_pages())["paths"]
+    create, change = [
+        operation["requestBody"]["content"]["application/json"]["schema"]
+        for operation in (paths["/ingresses"]["post"], paths["/ingresses/{name}/config"]["put"])
+    ]
+    assert create["properties"]["config"] == change
+    assert set(change["properties"]) == set(Ingress.model_fields) - set(REFUSED)
+    for given in ({"topics": 1}, {"body": "json"}, {"tasks": 0}, {"name": "n"}, {"other": "x"}):
+        assert not Draft202012Validator(change).is_valid(given), given
 
 
 def test_server_answers_what_is_in_the_document_and_nothing_else() -> None:
