@@ -24,6 +24,7 @@ from bascule.pipelines.audit import audit_diverts
 from bascule.pipelines.divert import DivertEngine, WantedMessage
 from bascule.pipelines.redrive import RedriveRun
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
+from bascule.writer.control import PipelineDefinition
 from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter
 from bascule.writer.errors import PositionMoved
 from bascule.writer.redrive import DoneLetters, RedriveAction, RedriveJob, RedriveReport, RedriveState, mark_key, mark_place
@@ -288,6 +289,31 @@ def test_records_that_an_ingress_could_not_take_are_redriven_as_it_takes_others(
     (send,) = taken_in(bridge)
     message = decode_message(send.body)
     assert (message.body, message.properties["color"], send.source) == (b"\xff", "red", (topic, 0, 0))
+
+
+@pytest.mark.on_mock_cluster
+def test_records_of_an_ingress_that_was_defined_at_run_time_are_redriven(bridge: Bridge, operator: Operator, letters: Letters) -> None:
+    topic = f"{bridge.pipelines.topics.prefix}.source"
+    bridge.topics.create(topic, 1, {})
+    appender = Appender(bridge.pipelines.kafka)
+    appender.append(Outgoing(topic, None, b"\xff", [], 0, BEGIN_MS)).result(TIMEOUT_S)
+    appender.close()
+    settings: dict[str, Any] = {"topics": [topic], "to": "queue"}
+    with bridge.running() as running:
+        for revision, body in enumerate(("text", "bytes"), 1):
+            operator.topics.define("ingress:in", PipelineDefinition("1", revision, {**settings, "body": body}, "ann", 1))
+            wait_for(lambda count=revision: running.driver.poll() or defined(operator) == count, "the driver to follow")
+            if body == "text":
+                running.query("ingress:in").batch(1)
+        assert [letter.pipeline for letter in letters.waiting()] == ["ingress:in"]
+        assert counts(finished(operator, running, letters, letters.job())) == (1, 0, 0, 0)
+    assert [decode_message(send.body).body for send in taken_in(bridge)] == [b"\xff"]
+
+
+def defined(operator: Operator) -> int:
+    """Return the revision of the ingress that the driver reports."""
+    report = operator.topics.reports(TIMEOUT_S).pipelines.get("ingress:in")
+    return 0 if report is None else report.revision
 
 
 def taken_in(bridge: Bridge) -> list[Send]:

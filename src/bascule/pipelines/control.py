@@ -125,7 +125,7 @@ class DriverControl:
                 self._look_due_s = time.monotonic() + REPORT_S
                 return
             self._trouble = ""
-        self._redrives.follow(self._jobs)
+        self._redrives.follow(self._jobs, (spec for spec in self._specs.values() if isinstance(spec, IngressSpec)))
         if now_s >= self._step_due_s:
             self._definitions.step(self._defined)  # first: a pipeline that is deleted must not be resumed
             self._steering.step(self._holds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from bascule.kafka.redriving import RedriveTopics
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.carry import Targets
 from bascule.pipelines.redrive_engine import LetterLeft, RedriveEngine, RedrivenLetter
-from bascule.pipelines.spec import PipelinesSpec
+from bascule.pipelines.spec import IngressSpec, PipelinesSpec
 from bascule.threads.background import in_background
 from bascule.writer.dead_letters import PipelineDeadLetter
 from bascule.writer.errors import Unwritable, WriteDenied
@@ -267,8 +267,11 @@ class RedriveJobs:
         #: The number of dead letters of the jobs that this driver has finished.
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
 
-    def follow(self, jobs: Mapping[str, RedriveJob]) -> None:
-        """Look at the job that runs, and start the next one. A job that has failed comes after the others."""
+    def follow(self, jobs: Mapping[str, RedriveJob], ingresses: Iterable[IngressSpec]) -> None:
+        """Look at the job that runs, and start the next one. A job that has failed comes after the others.
+
+        ``ingresses`` are those that the driver has now, also those that were defined at run time.
+        """
         if self._running is not None:
             job, future = self._running
             if not future.done():
@@ -280,7 +283,8 @@ class RedriveJobs:
         waiting = [job for job in jobs.values() if job.id not in self._finished and now_s >= self._due_s.get(job.id, 0.0)]
         if waiting and not self._stopping:
             job = min(waiting, key=lambda job: (self._attempts.get(job.id, 0), job.at_ms, job.id))
-            self._running = job, in_background(partial(self._run, job, frozenset(jobs)), "redrive")
+            pipelines = replace(self._pipelines, ingresses=tuple(ingresses))
+            self._running = job, in_background(partial(self._run, pipelines, job, frozenset(jobs)), "redrive")
 
     def stop(self, timeout_s: float) -> None:
         """Let the job that runs end after its transaction, and free the clients. The next driver continues where the marks end."""
@@ -289,13 +293,13 @@ class RedriveJobs:
             self._running[1].exception(timeout_s)
         self._topics.close()
 
-    def _run(self, job: RedriveJob, jobs: Collection[str]) -> _Attempt:
+    def _run(self, pipelines: PipelinesSpec, job: RedriveJob, jobs: Collection[str]) -> _Attempt:
         # A finished job stays finished, so any node may say so. Most starts of a driver find nothing else, and take no position.
         reports = self._topics.table().reports
         finished = frozenset(each for each, report in reports.items() if report.state is not RedriveState.PENDING)
         if job.id in finished:
             return _Attempt(finished)
-        report = RedriveRun(self._pipelines, self._topics, job, lambda: self._stopping).carry_out()
+        report = RedriveRun(pipelines, self._topics, job, lambda: self._stopping).carry_out()
         try:
             self._topics.clean(jobs, int(time.time() * 1000) - REPORTS_KEPT_MS)
         except BasculeError as error:
