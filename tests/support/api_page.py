@@ -53,12 +53,15 @@ TITLES: Final = {
     "config": "The whole broker", "definitions": "The whole broker", "list": "Parts of lists", "queues": "Queues", "messages": "Messages",
     "dead-letters": "Dead letters", "subscriptions": "Subscriptions", "connections": "Connections",
     "branches": "Branches of distributed transactions", "ingress": "Ingress topic", "diverts": "Diverts", "ingresses": "Ingresses",
+    "redrive": "Dead letters of pipelines",
     "console": "Console",
 }  # fmt: skip
 
 
 #: Pages that are in the table and cannot answer.
-PIPELINES: Final = PipelinePages(cast(PipelineTopics, None), Settings(), NO_AUDIT, lambda: 0, lambda: cast(Any, None))
+PIPELINES: Final = PipelinePages(
+    cast(PipelineTopics, None), Settings(), NO_AUDIT, lambda: 0, lambda: cast(Any, None), lambda: cast(Any, None)
+)
 RELOAD: Final = ReloadPages(cast(SettingsReload, None), NO_AUDIT)
 
 

@@ -44,7 +44,12 @@ _ABOUT: Final = (
     " own machine need no credentials. A role may do what a lower one may do: view, edit, manage. Every GET also answers HEAD. A request"
     " with an unknown path gets 404, and one with another method 405 with the header Allow; both have the body of an error."
 )
-_PATH_PARAMETERS: Final[Mapping[str, str]] = {"name": "Name of the pipeline", "file": "Name of the file; empty for the page itself"}
+_PATH_PARAMETERS: Final[Mapping[str, str]] = {
+    "name": "Name of the pipeline",
+    "file": "Name of the file; empty for the page itself",
+    "partition": "Partition of the dead-letter topic",
+    "offset": "Offset of the dead letter",
+}
 _WORDS: Final[Mapping[type, str]] = {bool: "boolean", str: "string", int: "integer", dict: "object"}
 
 

@@ -12,11 +12,12 @@ from bascule.config.defined import REFUSED
 from bascule.config.pipeline import Ingress
 from bascule.core.destination import ADDRESS_MAX
 from bascule.core.permissions import Permission
-from bascule.server import answers, browsing, listing, looks, pipeline_answers, status
+from bascule.server import answers, browsing, listing, looks, pipeline_answers, redrive, status
 from bascule.server.message_life import PERIOD_MAX_S
 from bascule.server.pipeline_definitions import REVISION
 from bascule.server.schemas import Schema
 from bascule.server.sending_messages import PROPERTY_TYPES, SENT_KINDS, TIME_MS_MAX
+from bascule.writer.redrive import PLACES_MAX
 
 #: Media types of answers that are not JSON.
 TEXT: Final = "text/plain; charset=utf-8"
@@ -307,8 +308,45 @@ _DEFINITIONS: Final[dict[tuple[str, str], Operation]] = {
     ),
 }  # fmt: skip
 
+_LETTERS: Final[Mapping[str, Schema]] = {
+    "places": {
+        "type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": PLACES_MAX, "description": "Places, each PARTITION:OFFSET",
+    },
+    "all": {"type": "boolean", "description": "All dead letters, in place of places or a filter"},
+    "pipeline": _text("Of this pipeline: divert:NAME or ingress:NAME"),
+    "reason": _text("With this text in the name or message of the error"),
+    "since_ms": {"type": "integer", "minimum": 0, "description": "Of messages or records from this time on, in ms since 1970"},
+    "until_ms": {"type": "integer", "minimum": 0, "description": "Of messages or records from before this time, in ms since 1970"},
+    "headers": {"type": "object", "additionalProperties": {"type": "string"}, "description": "With these headers"},
+    "upto": _text("Value of a list of dead letters: none that is newer than the list"),
+}  # fmt: skip
+_REDRIVE: Final[dict[tuple[str, str], Operation]] = {
+    ("GET", "/redrive/letters"): Operation(
+        "Dead letters of pipelines that wait", {200: pipeline_answers.LettersAnswer},
+        (
+            Parameter("pipeline", "Of this pipeline: divert:NAME or ingress:NAME"),
+            Parameter("reason", "With this text in the name or message of the error"),
+            Parameter("since_ms", "Of messages or records from this time on, in ms since 1970", {"type": "integer", "minimum": 0}),
+            Parameter("until_ms", "Of messages or records from before this time, in ms since 1970", {"type": "integer", "minimum": 0}),
+            Parameter("header", "With this header, as NAME:VALUE; may be repeated"),
+            Parameter("count", "Maximum number of dead letters", _number(0, redrive.LETTERS_MAX, redrive.LETTERS)),
+        ),
+    ),
+    ("GET", "/redrive/letters/{partition}/{offset}"): Operation(
+        "A dead letter of a pipeline with its content", {200: pipeline_answers.LetterContentAnswer}, errors=(404,)
+    ),
+    ("GET", "/redrive/jobs"): Operation("The requests of the last week, and their results", {200: list[pipeline_answers.JobAnswer]}),
+    ("POST", "/redrive/run"): Operation(
+        "Carry dead letters of pipelines again", {202: pipeline_answers.JobStoredAnswer}, arguments=_LETTERS, errors=(404, 409)
+    ),
+    ("POST", "/redrive/discard"): Operation(
+        "Mark dead letters of pipelines as done, without carrying them", {202: pipeline_answers.JobStoredAnswer},
+        arguments={**_LETTERS, "confirm": {"type": "boolean", "description": "Must be true"}}, errors=(404, 409),
+    ),
+}  # fmt: skip
+
 #: Operations by method and path.
 OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     **_HEALTH, **_STATUS, **_LOOKS, **_ACTIONS, **_of_pipelines("divert", "/diverts"), **_of_pipelines("ingress", "/ingresses"),
-    **_DEFINITIONS, **_CONSOLE,
+    **_DEFINITIONS, **_REDRIVE, **_CONSOLE,
 }  # fmt: skip

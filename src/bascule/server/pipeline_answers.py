@@ -148,3 +148,67 @@ class ConfirmedAnswer(TypedDict):
     name: str
     kind: str
     request: str
+
+
+class LetterSource(TypedDict):
+    """The record that a pipeline could not carry."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class LetterAnswer(TypedDict):
+    """A dead letter of a pipeline. ``incomplete`` says what is missing, or is empty. ``address`` and ``message`` are those of a divert."""
+
+    place: str
+    pipeline: str
+    source: LetterSource
+    stage: str
+    reason: str
+    time_ms: int
+    redrives: int
+    bytes: int
+    address: str
+    message: str
+    incomplete: str
+
+
+class LettersAnswer(TypedDict):
+    """Dead letters that wait. ``upto`` are the ends of the dead-letter topic."""
+
+    letters: list[LetterAnswer]
+    complete: bool
+    upto: str
+
+
+class LetterContentAnswer(LetterAnswer):
+    """A dead letter with the beginnings of its headers and its value."""
+
+    state: str
+    headers: list[list[str]]
+    value: str
+
+
+class JobAnswer(TypedDict):
+    """A request to redrive or discard dead letters, and what has become of them."""
+
+    job: str
+    action: str
+    state: str
+    redriven: int
+    failed: int
+    discarded: int
+    left: int
+    error: str
+    by: str
+    at_ms: int
+    pipeline: str
+    reason: str
+
+
+class JobStoredAnswer(TypedDict):
+    """The id of the request, which Kafka has stored."""
+
+    job: str
+    action: str

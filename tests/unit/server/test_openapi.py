@@ -18,13 +18,16 @@ from bascule.client.message import Message
 from bascule.config.defined import REFUSED
 from bascule.config.pipeline import Ingress
 from bascule.core.topics import JournalTopics
+from bascule.kafka import own_topics
 from bascule.kafka.control import ControlTopics
+from bascule.pipelines.spec import PipelinesSpec
 from bascule.server import looks
 from bascule.server.admin_access import AdminRole
 from bascule.server.openapi import document
 from bascule.server.operations import OPERATIONS
 from bascule.writer.control import PipelineReport, PipelineState
 from bascule.writer.position import COMMON, Position, position_key, position_partition
+from tests.scenarios.test_redrive import bury
 from tests.support import api_page
 from tests.support.kafka_in_memory import KafkaInMemory
 from tests.unit.server.broker_process import PREFIX, SOON_S, Broker, called, kafka, serving
@@ -241,6 +244,22 @@ def define_ingress(api: Operations) -> None:
     api.ask("DELETE", one, name="stock", status=409)
 
 
+def redrive_letters(api: Operations, bridge: str) -> None:
+    names = JournalTopics(PREFIX)
+    pipelines = PipelinesSpec(bridge, {"bootstrap.servers": "memory"}, topics=names)
+    own_topics.ensure(pipelines.kafka, {names.redrive: own_topics.REDRIVE, names.dead_letters: own_topics.DEAD_LETTERS})
+    bury(pipelines, "orders", "1", "2")
+    found = api.ask("GET", "/redrive/letters", query={"pipeline": "divert:orders", "count": 10})
+    assert [letter["place"] for letter in found["letters"]] == ["0:0", "0:1"]
+    one = "/redrive/letters/{partition}/{offset}"
+    assert api.ask("GET", one, partition="0", offset="0")["state"] == "waiting"
+    api.ask("GET", one, partition="0", offset="9", status=404)
+    job = api.ask("POST", "/redrive/run", {"places": ["0:0"], "upto": found["upto"]}, status=202)["job"]
+    api.ask("POST", "/redrive/discard", {"all": True, "confirm": True}, status=202)
+    api.ask("POST", "/redrive/discard", {"all": True}, status=400)
+    assert [(each["job"] == job, each["state"]) for each in api.ask("GET", "/redrive/jobs")] == [(True, "pending"), (False, "pending")]
+
+
 def use_console(api: Operations) -> None:
     api.ask("GET", "/", token="", status=307)
     (parameter,) = api.document["paths"]["/console/{file}"]["get"]["parameters"]
@@ -304,6 +323,7 @@ def use_everything(broker: Broker) -> None:
         end_branches(api)
         control_pipelines(api)
         define_ingress(api)
+        redrive_letters(api, broker.settings.bridge.id)
         use_console(api)
         act_on_queues(api)
     assert api.ask("POST", "/config/reload")["applied"] == []
