@@ -150,7 +150,7 @@ class ConfirmedAnswer(TypedDict):
     request: str
 
 
-class LetterSource(TypedDict):
+class LetterSourceAnswer(TypedDict):
     """The record that a pipeline could not carry."""
 
     topic: str
@@ -163,7 +163,7 @@ class LetterAnswer(TypedDict):
 
     place: str
     pipeline: str
-    source: LetterSource
+    source: LetterSourceAnswer
     stage: str
     reason: str
     time_ms: int
