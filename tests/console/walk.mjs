@@ -188,11 +188,57 @@ const steps = {
     check((await page.$$eval(".unmatched", (found) => found.length)) > 0, "messages that do not match are marked");
     await picture(page, "selector");
   },
-  async "pipelines are drawn"() {
+  async "pipelines are drawn, paused, resumed and stopped"() {
     await goTo(page, "Pipelines");
     await shows(page, "delayed");
     await page.waitForSelector("svg.flow .box");
+    await shows(page, "in the file");
     await picture(page, "pipelines");
+    await press(page, "pause");
+    await shows(page, "running, paused wanted");
+    await press(page, "resume");
+    await hidesText(page, "paused wanted");
+    await press(page, "stop");
+    await press(page, "stop", "dialog");
+    await shows(page, "running, stopped wanted");
+    await press(page, "delayed");
+    await shows(page, "Definition in the configuration file");
+    await shows(page, "console.journal");
+    await picture(page, "pipeline");
+    await press(page, "Move the position");
+    await enter(page, "to", "earliest", "dialog");
+    await press(page, "Show what it means", "dialog");
+    await shows(page, "delayed' is still running");
+  },
+  async "an ingress is created and deleted"() {
+    await goTo(page, "Pipelines");
+    await press(page, "Create an ingress");
+    await enter(page, "name", "prices", "dialog");
+    await enter(page, "topics", "prices, more", "dialog");
+    await enter(page, "to", "queue://prices", "dialog");
+    await press(page, "Create", "dialog");
+    await shows(page, "at run time");
+    await press(page, "prices");
+    await shows(page, "Definition made at run time");
+    await shows(page, '["prices","more"]');
+    await press(page, "Delete");
+    await enter(page, "word", "prices", "dialog");
+    await press(page, "Delete", "dialog");
+    await shows(page, "there is no ingress 'prices'");
+  },
+  async "dead letters of pipelines are carried again and discarded"() {
+    await goTo(page, "Pipelines");
+    await press(page, "Records that pipelines could not carry");
+    await shows(page, "bad second");
+    await picture(page, "undelivered");
+    await chooseFirst();
+    await press(page, "Carry again");
+    await press(page, "run", "dialog");
+    await shows(page, "pending");
+    await press(page, "Discard");
+    await enter(page, "word", "discard", "dialog");
+    await press(page, "discard", "dialog");
+    await page.waitForFunction(() => document.querySelector("main").innerText.split("pending").length === 3);
   },
   async "a branch in doubt says what its ends would do"() {
     await goTo(page, "Transactions");

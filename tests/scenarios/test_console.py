@@ -15,15 +15,24 @@ from pathlib import Path
 import pytest
 
 from bascule.client import Acknowledge, Context, Message, Queue, Topic, connect
+from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import own_topics
+from bascule.kafka.control import ControlTopics
+from bascule.pipelines.spec import PipelinesSpec
+from bascule.server.pipelines import wall_ms
+from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
+from tests.scenarios.test_redrive import bury
 from tests.support.chromium import run_script
 from tests.support.speed import SLOWNESS
 from tests.support.system import WAIT_S, System, wait_for
 
 #: Longest wait for one text on a page.
 STEP_MS = 60_000 * SLOWNESS
+#: The report of the driver is as young as this, so that it does not become old during the test.
+LASTS_MS = 3_600_000
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 SCRIPT = '"><script>window.hacked=1</script>'
 CONFIG = """
@@ -74,6 +83,22 @@ FLIGHTS = (
     ("B6", 90, {"origin": "JFK", "dest": "Nantucket", "flight": 725}), ("DL", -6, {"origin": "LGA", "dest": "ATL", "flight": 461}),
     ("UA", 12, {"origin": "EWR", "dest": "ORD", "flight": 1696}),
 )  # fmt: skip
+
+
+def report_pipelines(system: System) -> None:
+    """Report a pipeline as a driver does, and bury what it could not carry. No driver runs, so requests to it stay."""
+    kafka, names = {"bootstrap.servers": system.bootstrap}, JournalTopics(system.prefix)
+    own_topics.ensure(
+        kafka, {names.dead_letters: own_topics.DEAD_LETTERS, names.control: own_topics.CONTROL, names.reports: own_topics.CONTROL}
+    )
+    bury(PipelinesSpec(system.prefix, kafka, topics=names), "delayed", "first", "second")
+    later_ms = wall_ms() + LASTS_MS
+    report = PipelineReport(
+        PipelineState.RUNNING, "host-1", later_ms, {"from": "flights"}, "", ((names.journal, 0, 3, 9),), 1, 6, 1.5, 0, "", 0
+    )  # fmt: skip
+    with closing(ControlTopics(kafka, names)) as topics:
+        for future in topics.report({"divert:delayed": report, DRIVER_KEY: DriverReport("host-1", later_ms, True)}):
+            future.result(WAIT_S)
 
 
 @pytest.fixture
@@ -133,6 +158,7 @@ def test_every_page_of_the_console_works_in_a_browser(secured: System, tmp_path:
     xid = branch(new_gtrid("shop", 0), "jms")
     pictures = os.environ.get("PICTURES", "")
     make_dead_letters(secured.url)
+    report_pipelines(secured)
     login = {"user": "ann", "password": "secret"}
     with connect(secured.url, **login) as context, connect(secured.url, client_id="watcher", **login) as watcher:
         fill(context)
@@ -149,7 +175,10 @@ def test_every_page_of_the_console_works_in_a_browser(secured: System, tmp_path:
             })  # fmt: skip
     said = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     done = {(each["who"], each["action"]) for each in said}
-    actions = ("console login", "console logout", "queues/purge", "messages/send", "messages")
+    actions = (
+        "console login", "console logout", "queues/purge", "messages/send", "messages", "divert pause", "divert stop", "ingress create",
+        "ingress delete", "redrive run", "redrive discard",
+    )  # fmt: skip
     assert {("ann", action) for action in actions} <= done
     assert not any("the console" in json.dumps(each) for each in said), "the audit has no content of messages"
 

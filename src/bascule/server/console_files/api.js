@@ -39,9 +39,13 @@ export function get(path, parameters = {}, signal = undefined) {
   return ask(`/${path}${query ? `?${query}` : ""}`, { method: "GET", signal });
 }
 
-export function post(path, content = {}, headers = {}) {
+export function change(method, path, content = {}, headers = {}) {
   const given = session.csrf ? { "x-csrf-token": session.csrf, ...headers } : headers;
-  return ask(`/${path}`, { method: "POST", headers: { "content-type": "application/json", ...given }, body: JSON.stringify(content) });
+  return ask(`/${path}`, { method, headers: { "content-type": "application/json", ...given }, body: JSON.stringify(content) });
+}
+
+export function post(path, content = {}, headers = {}) {
+  return change("POST", path, content, headers);
 }
 
 export async function refreshSession() {

@@ -19,6 +19,8 @@ import life from "./page-life.js";
 import deadLetters from "./page-dead-letters.js";
 import selector from "./page-selector.js";
 import pipelines from "./page-pipelines.js";
+import pipeline from "./page-pipeline.js";
+import undelivered from "./page-undelivered.js";
 import transactions from "./page-transactions.js";
 import brokers from "./page-brokers.js";
 import settings from "./page-settings.js";
@@ -26,7 +28,7 @@ import permissions from "./page-permissions.js";
 
 const PAGES = {
   overview, queues, queue, topics, subscriptions, connections, connection, messages, message, life, send, "dead-letters": deadLetters,
-  selector, pipelines, transactions, brokers, settings, permissions,
+  selector, pipelines, pipeline, undelivered, transactions, brokers, settings, permissions,
 };
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");

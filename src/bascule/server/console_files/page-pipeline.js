@@ -1,0 +1,69 @@
+// One divert or ingress: its definition, its positions, and what an administrator can do.
+
+import { get, may } from "./api.js";
+import { asked } from "./dialogs.js";
+import { facts, h, moment, number } from "./dom.js";
+import { deletePipeline, movePosition, pathOf, stateOf, verbs } from "./pipeline-verbs.js";
+
+const REFRESH_MS = 3000;
+
+function positions(sources) {
+  const titles = ["Topic", "Partition", "Next offset", "End", "Behind"];
+  return h("div", { class: "scroll" }, h("table", { class: "stacked" }, h("thead", {}, h("tr", {}, titles.map((each) => h("th", { scope: "col" }, each)))),
+    h("tbody", {}, sources.map((each) => h("tr", {}, [each.topic, each.partition, number(each.offset), number(each.end),
+      each.end === null ? "" : number(each.end - each.offset)].map((cell, index) => h("td", { "data-title": titles[index] }, cell)))))));
+}
+
+// A number is an offset; the words and times are those of the command line.
+function targetOf(text) {
+  return { to: /^\d+$/.test(text) ? Number(text) : text };
+}
+
+export default {
+  title: "Pipeline",
+  hidden: true,
+  render({ collection = "diverts", name = "" }) {
+    const element = h("div");
+    let timer = null;
+    let over = false;
+    const move = async () => {
+      const field = { name: "to", label: "To: earliest, latest, an offset, or a time such as 2026-01-31T08:00:00Z", attributes: { required: true } };
+      const answer = await asked(`Move the position of ${name}`, [field], "Show what it means");
+      if (answer) await movePosition(collection, name, targetOf(answer.to.trim()));
+      load();
+    };
+    const remove = async () => {
+      await deletePipeline(collection, name);
+      load();
+    };
+    const show = ([status, shown]) => {
+      const known = { ...shown.definition, ...shown.config };
+      const changes = may("manage") ? [
+        ...verbs(collection, status, load), h("button", { onclick: move }, "Move the position"),
+        shown.origin === "file" ? null : h("button", { class: "danger", onclick: remove }, "Delete"),
+      ] : [];
+      element.replaceChildren(
+        facts([
+          ["Name", status.name], ["Kind", status.kind], ["State", stateOf(status)], ["Wanted by", status.wanted_by],
+          ["Group", status.group], ["Behind", number(status.lag)], ["Records/s", number(status.records_per_s)],
+          ["Restarts", number(status.restarts)], ["Last error", status.error], ["At", moment(status.error_at_ms)],
+          ["Driver", status.driver], ["Reported", moment(status.reported_at_ms)],
+        ]),
+        h("div", { class: "bar" }, changes), h("h2", {}, "Positions"), positions(status.sources),
+        h("h2", {}, shown.origin === "file" ? "Definition in the configuration file" : "Definition made at run time"),
+        facts(Object.entries(known).map(([key, value]) => [key, typeof value === "string" ? value : JSON.stringify(value)])));
+    };
+    const load = async () => {
+      clearTimeout(timer);
+      const path = pathOf(collection, name);
+      try {
+        show(await Promise.all([get(`${path}/status`), get(path)]));
+      } catch (error) {
+        element.replaceChildren(h("p", { class: "error" }, error.message));
+      }
+      if (!over) timer = setTimeout(load, REFRESH_MS);
+    };
+    load();
+    return { element, end: () => { over = true; clearTimeout(timer); } };
+  },
+};

@@ -1,0 +1,64 @@
+// Records that diverts and ingresses could not carry, and what has become of requests to carry them again.
+
+import { get, may, post } from "./api.js";
+import { attempt, confirmed } from "./dialogs.js";
+import { h, moment, number } from "./dom.js";
+
+const COUNT = 100;
+
+function table(titles, rows) {
+  return h("div", { class: "scroll" }, h("table", { class: "stacked" }, h("thead", {}, h("tr", {}, titles.map((each) => h("th", { scope: "col" }, each)))),
+    h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell, index) => h("td", { "data-title": titles[index] }, cell)))))));
+}
+
+function jobs(found) {
+  if (!found.length) return [];
+  return [h("h2", {}, "Requests"), table(["Request", "By", "At", "State", "Carried", "Failed again", "Discarded", "Left", "Error"],
+    found.map((each) => [each.action, each.by, moment(each.at_ms), each.state, number(each.redriven), number(each.failed), number(each.discarded),
+      number(each.left), each.error]))];
+}
+
+export default {
+  title: "Pipeline dead letters",
+  hidden: true,
+  role: "edit",
+  render({ pipeline = "" }) {
+    const list = h("div");
+    const requests = h("div");
+    const chosen = new Set();
+    let upto = "";
+    const ask = (verb, meaning, word) => async () => {
+      const places = [...chosen];
+      const count = places.length ? `${places.length} dead letters` : "all dead letters of this list and behind it";
+      if (!(await confirmed(`${verb} ${count}`, meaning, verb, word))) return;
+      const meant = places.length ? { places } : pipeline ? { pipeline } : { all: true };
+      await attempt(() => post(`redrive/${verb}`, { ...meant, upto, ...(word ? { confirm: true } : {}) }), (answer) => `the driver has the request ${answer.job}`);
+      load();
+    };
+    const row = (each) => {
+      const box = h("input", { type: "checkbox", "aria-label": each.place });
+      box.addEventListener("change", () => (box.checked ? chosen.add(each.place) : chosen.delete(each.place)));
+      return [box, each.place, each.pipeline, `${each.source.topic} ${each.source.partition}:${each.source.offset}`, each.reason, moment(each.time_ms), number(each.redrives)];
+    };
+    const load = async () => {
+      chosen.clear();
+      try {
+        const [found, known] = await Promise.all([get("redrive/letters", { count: COUNT, ...(pipeline ? { pipeline } : {}) }), get("redrive/jobs")]);
+        upto = found.upto;
+        list.replaceChildren(found.letters.length ? table(["", "Place", "Pipeline", "Source", "Reason", "Time", "Redrives"], found.letters.map(row))
+          : h("p", { class: "muted" }, "No dead letters wait."), h("p", { class: "muted" }, found.complete ? "" : `the first ${number(found.letters.length)} are shown`));
+        requests.replaceChildren(...jobs(known));
+      } catch (error) {
+        list.replaceChildren(h("p", { class: "error" }, error.message));
+      }
+    };
+    load();
+    const acts = may("manage") ? [
+      h("button", { onclick: ask("run", "The driver carries them again with the pipelines as they are configured now.", "") }, "Carry again"),
+      h("button", { class: "danger", onclick: ask("discard", "They are marked as done and never carried.", "discard") }, "Discard"),
+    ] : [];
+    const element = h("div", {}, h("p", {}, "Correct the cause before you carry dead letters again: the topic, its permissions, or the pipeline."),
+      h("div", { class: "bar" }, acts, h("button", { onclick: load }, "Refresh")), list, requests);
+    return { element };
+  },
+};
