@@ -12,6 +12,8 @@ const VERBS = {
   restart: ["POST", "The task of the pipeline ends and starts again at its position."],
 };
 const ASKED = ["stop", "restart"];
+// The verbs that change something, by what is wanted of a pipeline.
+const USEFUL = { running: ["pause", "stop", "restart"], paused: ["resume", "stop"], stopped: ["resume", "pause"], deleted: [] };
 
 export function pathOf(collection, name) {
   return `${collection}/${encodeURIComponent(name)}`;
@@ -25,8 +27,8 @@ export function verbs(collection, pipeline, done) {
     await attempt(() => change(method, `${pathOf(collection, pipeline.name)}/${verb}`), () => `${verb}: ${pipeline.name}`);
     done();
   };
-  return Object.entries(VERBS).map(([verb, [, meaning]]) =>
-    h("button", { class: ASKED.includes(verb) ? "danger" : null, title: meaning, onclick: act(verb) }, verb));
+  return USEFUL[pipeline.wanted].map((verb) =>
+    h("button", { class: ASKED.includes(verb) ? "danger" : null, title: VERBS[verb][1], onclick: act(verb) }, verb));
 }
 
 export function stateOf(pipeline) {
