@@ -1,4 +1,4 @@
-"""Broker and pipelines on a Kafka with TLS and passwords."""
+"""Broker and pipelines on a Kafka with TLS and passwords, or tokens of a provider."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from bascule.embedded.process import NotStarted
 from tests.scenarios.conftest import Connect
 from tests.scenarios.secured import PASSWORD, USER, SecuredKafka
 from tests.scenarios.topics import Reader, create, produce
+from tests.support.provider import TOKEN_PATH, Provider
 from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)
 
+#: Of the client at the provider.
+SECRET = "whispered"
 PIPELINES = """
 [pipelines]
 master = "local[2]"
@@ -34,8 +37,15 @@ unbound = "keep"
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    with SecuredKafka(tmp_path_factory.mktemp("secured") / "kafka") as running:
+def provider() -> Iterator[Provider]:
+    with Provider() as running:
+        running.clients["bridge"] = SECRET
+        yield running
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> Iterator[SecuredKafka]:
+    with SecuredKafka(tmp_path_factory.mktemp("secured") / "kafka", provider) as running:
         yield running
 
 
@@ -68,6 +78,52 @@ def test_broker_and_pipelines_carry_messages_both_ways_over_kafka_with_tls_and_p
         assert payment.body == "a payment"
         said = system.pipelines.said() + system.broker.said()
         assert PASSWORD not in said
+
+
+def with_tokens(kafka: SecuredKafka, provider: Provider, secret: str) -> str:
+    return f"""
+[kafka.client]
+"security.protocol" = "SASL_SSL"
+"ssl.ca.location" = "{kafka.authority.certificate}"
+"sasl.mechanism" = "OAUTHBEARER"
+"sasl.oauthbearer.method" = "oidc"
+"sasl.oauthbearer.client.id" = "bridge"
+"sasl.oauthbearer.client.secret" = "{secret}"
+"sasl.oauthbearer.token.endpoint.url" = "{provider.issuer}{TOKEN_PATH}"
+"""
+
+
+def test_broker_and_transformation_log_in_to_kafka_with_tokens_of_a_provider(
+    connect_to: Connect, secured: SecuredKafka, provider: Provider, tmp_path: Path
+) -> None:
+    create(secured.bootstrap, "tokens.out")
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    divert = """
+[pipelines]
+master = "local[2]"
+[[divert]]
+name = "out"
+from = "orders"
+to = "tokens.out"
+start = "earliest"
+select = ["upper(text) AS value"]
+"""
+    config = with_tokens(secured, provider, f"file:{tmp_path / 'secret'}") + divert
+    with System(secured.secured, tmp_path / "system", prefix="tokens", config=config) as system:
+        connect_to(system.url).session().producer("queue:orders").send("an order")
+        system.pipelines.start()
+        with closing(Reader(secured.bootstrap, "tokens.out")) as out:
+            assert out.read_until("AN ORDER") == ["AN ORDER"]
+        assert TOKEN_PATH in provider.requests
+        assert SECRET not in system.pipelines.said() + system.broker.said()
+
+
+def test_wrong_secret_of_the_provider_is_reported_and_not_logged(secured: SecuredKafka, provider: Provider, tmp_path: Path) -> None:
+    system = System(secured.secured, tmp_path, prefix="wrong-secret", config=with_tokens(secured, provider, "wrong-secret"))
+    with pytest.raises(NotStarted) as told:
+        system.broker.start()
+    assert "invalid_client" in str(told.value), told.value
+    assert "wrong-secret" not in system.broker.said().replace("wrong-secret.", "")
 
 
 def test_wrong_kafka_password_is_reported_and_not_logged(secured: SecuredKafka, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from bascule.server.tokens import TokenLogins
 AUDIENCE = "bascule"
 LIFE_S = 300.0
 KEYS_PATH = "/keys"
+TOKEN_PATH = "/token"
 
 
 class SigningKey:
@@ -55,6 +56,8 @@ class Provider:
         """Prepare a provider with one RSA key."""
         self.keys = [SigningKey("first")]
         self.requests: list[str] = []
+        #: The secrets of clients that may get tokens of their own.
+        self.clients: dict[str, str] = {}
         self.answer: dict[str, tuple[int, dict[str, str], bytes]] = {}
         self.away = False
         provider = self
@@ -69,6 +72,21 @@ class Provider:
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                """Answer a client that asks for a token with its secret (RFC 6749, section 4.4)."""
+                provider.requests.append(self.path)
+                self.rfile.read(int(self.headers["content-length"]))
+                kind, _, credentials = self.headers.get("authorization", "").partition(" ")
+                client, _, secret = base64.b64decode(credentials).decode().partition(":") if kind == "Basic" else ("", "", "")
+                known = self.path == TOKEN_PATH and provider.clients.get(client) == secret
+                answer = {"access_token": provider.client_token(client), "token_type": "Bearer", "expires_in": int(LIFE_S)} if known else {}
+                body = json.dumps(answer or {"error": "invalid_client"}).encode()
+                self.send_response(200 if known else 401)
+                self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -117,6 +135,11 @@ class Provider:
         return jwt.encode(
             given, key.private, key.algorithm, {name: value for name, value in {"kid": key.key_id, **(head or {})}.items() if value}
         )
+
+    def client_token(self, client: str) -> str:
+        """Return a token for a client itself. Clients of Kafka read times as whole numbers."""
+        now_s = int(time.time())
+        return self.token(client, iat=now_s, exp=now_s + int(LIFE_S))
 
 
 def known_tokens(provider: Provider, oidc: Oidc) -> TokenLogins:

@@ -62,6 +62,11 @@ _JAVA_NAMES = {
     "sasl.mechanisms": "sasl.mechanism",
     "sasl.username": None,
     "sasl.password": None,
+    "sasl.oauthbearer.method": None,
+    "sasl.oauthbearer.client.id": None,
+    "sasl.oauthbearer.client.secret": None,
+    "sasl.oauthbearer.scope": None,
+    "sasl.oauthbearer.extensions": None,
     "ssl.ca.location": None,
     "ssl.certificate.location": None,
     "ssl.key.location": None,
@@ -69,6 +74,9 @@ _JAVA_NAMES = {
     "broker.address.family": None,
     "debug": None,
 }
+#: Options of the login module of the Java client, and the names of librdkafka after ``sasl.oauthbearer.``
+_OAUTH_NAMES = {"clientId": "client.id", "clientSecret": "client.secret", "scope": "scope"}
+_OAUTH_LOGIN = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 
 
 def spark_session(pipelines: PipelinesSpec) -> SparkSession:
@@ -161,11 +169,7 @@ def kafka_options(kafka: Mapping[str, Any]) -> dict[str, str]:
         java_name = _JAVA_NAMES.get(name, name)
         if java_name is not None:
             options[f"kafka.{java_name}"] = str(value).lower() if isinstance(value, bool) else str(value)
-    if "sasl.username" in kafka:
-        mechanism = str(kafka.get("sasl.mechanisms", kafka.get("sasl.mechanism", "PLAIN")))
-        module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
-        user, password = (json.dumps(str(kafka.get(name, ""))) for name in ("sasl.username", "sasl.password"))
-        options["kafka.sasl.jaas.config"] = f"org.apache.kafka.common.security.{module} required username={user} password={password};"
+    options |= _login(kafka)
     if "ssl.ca.location" in kafka:
         options |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": str(kafka["ssl.ca.location"])}
     if "ssl.certificate.location" in kafka:
@@ -177,6 +181,29 @@ def kafka_options(kafka: Mapping[str, Any]) -> dict[str, str]:
             "kafka.ssl.keystore.key": _text(str(kafka["ssl.key.location"])),
         }
     return options
+
+
+def _login(kafka: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options of a login by SASL."""
+    mechanism = str(kafka.get("sasl.mechanisms", kafka.get("sasl.mechanism", "PLAIN")))
+    if mechanism == "OAUTHBEARER":
+        given = {name: str(kafka[f"sasl.oauthbearer.{key}"]) for name, key in _OAUTH_NAMES.items() if kafka.get(f"sasl.oauthbearer.{key}")}
+        pairs = str(kafka.get("sasl.oauthbearer.extensions", ""))
+        given |= {f"extension_{name}": value for name, _, value in (each.partition("=") for each in filter(None, pairs.split(",")))}
+        return {
+            "kafka.sasl.jaas.config": _jaas("oauthbearer.OAuthBearerLoginModule", given),
+            "kafka.sasl.login.callback.handler.class": _OAUTH_LOGIN,
+        }
+    if "sasl.username" not in kafka:
+        return {}
+    module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
+    given = {"username": str(kafka["sasl.username"]), "password": str(kafka.get("sasl.password", ""))}
+    return {"kafka.sasl.jaas.config": _jaas(module, given)}
+
+
+def _jaas(module: str, given: Mapping[str, str]) -> str:
+    words = [f"org.apache.kafka.common.security.{module}", "required", *(f"{name}={json.dumps(value)}" for name, value in given.items())]
+    return " ".join(words) + ";"
 
 
 def _text(path: str) -> str:

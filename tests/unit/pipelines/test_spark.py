@@ -87,6 +87,22 @@ def test_sasl_login_is_translated_to_jaas_config(mechanism: dict[str, str], modu
     assert [value for name, value in options.items() if name == "kafka.sasl.mechanism"] == list(mechanism.values())
 
 
+def test_login_by_a_token_of_a_provider_is_translated_to_jaas_config() -> None:
+    options = kafka_options({
+        "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "bridge",
+        "sasl.oauthbearer.client.secret": 's"x', "sasl.oauthbearer.scope": "kafka", "sasl.oauthbearer.extensions": "a=1,b=2",
+        "sasl.oauthbearer.token.endpoint.url": "https://provider/token",
+    })  # fmt: skip
+    del options["kafka.fetch.max.wait.ms"]
+    assert options == {
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.oauthbearer.token.endpoint.url": "https://provider/token",
+        "kafka.sasl.login.callback.handler.class": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler",
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
+        ' clientId="bridge" clientSecret="s\\"x" scope="kafka" extension_a="1" extension_b="2";',
+    }
+
+
 def test_certificates_are_translated_to_pem_stores(tmp_path: Path) -> None:
     for name in ("cert", "key"):
         (tmp_path / name).write_text(f"the {name}")
