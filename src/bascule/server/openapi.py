@@ -44,11 +44,12 @@ _ABOUT: Final = (
     " own machine need no credentials. A role may do what a lower one may do: view, edit, manage. Every GET also answers HEAD. A request"
     " with an unknown path gets 404, and one with another method 405 with the header Allow; both have the body of an error."
 )
-_PATH_PARAMETERS: Final[Mapping[str, str]] = {
-    "name": "Name of the pipeline",
-    "file": "Name of the file; empty for the page itself",
-    "partition": "Partition of the dead-letter topic",
-    "offset": "Offset of the dead letter",
+_NUMBER: Final[Schema] = {"type": "integer", "minimum": 0}
+_PATH_PARAMETERS: Final[Mapping[str, tuple[str, Schema]]] = {
+    "name": ("Name of the pipeline", {"type": "string"}),
+    "file": ("Name of the file; empty for the page itself", {"type": "string"}),
+    "partition": ("Partition of the dead-letter topic", _NUMBER),
+    "offset": ("Offset of the dead letter", _NUMBER),
 }
 _WORDS: Final[Mapping[type, str]] = {bool: "boolean", str: "string", int: "integer", dict: "object"}
 
@@ -125,8 +126,10 @@ def _operation(page: AdminPage, path: str, files: Sequence[str], operation: Oper
 
 
 def _path_parameter(name: str, files: Sequence[str]) -> dict[str, Any]:
-    schema: Schema = {"type": "string", "enum": list(files)} if name == "file" else {"type": "string"}
-    return {"name": name, "in": "path", "description": _PATH_PARAMETERS[name], "required": True, "schema": schema}
+    about, schema = _PATH_PARAMETERS[name]
+    if name == "file":
+        schema = {**schema, "enum": list(files)}
+    return {"name": name, "in": "path", "description": about, "required": True, "schema": schema}
 
 
 def _body(action: AdminAction | None, operation: Operation) -> dict[str, Any] | None:

@@ -320,6 +320,10 @@ _LETTERS: Final[Mapping[str, Schema]] = {
     "headers": {"type": "object", "additionalProperties": {"type": "string"}, "description": "With these headers"},
     "upto": _text("Value of a list of dead letters: none that is newer than the list"),
 }  # fmt: skip
+_JOB: Final[Schema] = {"type": "object", "properties": _LETTERS, "additionalProperties": False}
+_DISCARD: Final[Schema] = {
+    **_JOB, "properties": {**_LETTERS, "confirm": {"const": True, "description": "Must be true"}}, "required": ["confirm"],
+}  # fmt: skip
 _REDRIVE: Final[dict[tuple[str, str], Operation]] = {
     ("GET", "/redrive/letters"): Operation(
         "Dead letters of pipelines that wait", {200: pipeline_answers.LettersAnswer},
@@ -328,20 +332,20 @@ _REDRIVE: Final[dict[tuple[str, str], Operation]] = {
             Parameter("reason", "With this text in the name or message of the error"),
             Parameter("since_ms", "Of messages or records from this time on, in ms since 1970", {"type": "integer", "minimum": 0}),
             Parameter("until_ms", "Of messages or records from before this time, in ms since 1970", {"type": "integer", "minimum": 0}),
-            Parameter("header", "With this header, as NAME:VALUE; may be repeated"),
+            Parameter("header", "With these headers, each NAME:VALUE", {"type": "array", "items": {"type": "string"}}),
             Parameter("count", "Maximum number of dead letters", _number(0, redrive.LETTERS_MAX, redrive.LETTERS)),
         ),
     ),
     ("GET", "/redrive/letters/{partition}/{offset}"): Operation(
-        "A dead letter of a pipeline with its content", {200: pipeline_answers.LetterContentAnswer}, errors=(404,)
+        "A dead letter of a pipeline with its content", {200: pipeline_answers.LetterContentAnswer}, errors=(400, 404)
     ),
     ("GET", "/redrive/jobs"): Operation("The requests of the last week, and their results", {200: list[pipeline_answers.JobAnswer]}),
     ("POST", "/redrive/run"): Operation(
-        "Carry dead letters of pipelines again", {202: pipeline_answers.JobStoredAnswer}, arguments=_LETTERS, errors=(404, 409)
+        "Carry dead letters of pipelines again", {202: pipeline_answers.JobStoredAnswer}, body=_JOB, errors=(404, 409)
     ),
     ("POST", "/redrive/discard"): Operation(
-        "Mark dead letters of pipelines as done, without carrying them", {202: pipeline_answers.JobStoredAnswer},
-        arguments={**_LETTERS, "confirm": {"type": "boolean", "description": "Must be true"}}, errors=(404, 409),
+        "Mark dead letters of pipelines as done, without carrying them", {202: pipeline_answers.JobStoredAnswer}, body=_DISCARD,
+        errors=(404, 409),
     ),
 }  # fmt: skip
 

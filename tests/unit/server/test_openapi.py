@@ -96,7 +96,7 @@ class Operations:
         """Call an operation; ``values`` fill its path. Return the answer."""
         operation = self.document["paths"][path][method.lower()]
         self.check_input(operation, body, query or {})
-        target = path.format(**values) + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        target = path.format(**values) + (f"?{urllib.parse.urlencode(query, doseq=True)}" if query else "")
         answer = request(self.port, method, target, body, **({"authorization": f"Bearer {token}"} if token else {}))
         assert answer.status == status, (method, target, answer)
         self.check(operation, answer)
@@ -249,14 +249,15 @@ def redrive_letters(api: Operations, bridge: str) -> None:
     pipelines = PipelinesSpec(bridge, {"bootstrap.servers": "memory"}, topics=names)
     own_topics.ensure(pipelines.kafka, {names.redrive: own_topics.REDRIVE, names.dead_letters: own_topics.DEAD_LETTERS})
     bury(pipelines, "orders", "1", "2")
-    found = api.ask("GET", "/redrive/letters", query={"pipeline": "divert:orders", "count": 10})
+    found = api.ask("GET", "/redrive/letters", query={"pipeline": "divert:orders", "header": ["bascule.divert:orders"], "count": 10})
     assert [letter["place"] for letter in found["letters"]] == ["0:0", "0:1"]
     one = "/redrive/letters/{partition}/{offset}"
     assert api.ask("GET", one, partition="0", offset="0")["state"] == "waiting"
     api.ask("GET", one, partition="0", offset="9", status=404)
+    api.ask("GET", one, partition="0", offset="-1", status=400)
     job = api.ask("POST", "/redrive/run", {"places": ["0:0"], "upto": found["upto"]}, status=202)["job"]
     api.ask("POST", "/redrive/discard", {"all": True, "confirm": True}, status=202)
-    api.ask("POST", "/redrive/discard", {"all": True}, status=400)
+    api.ask("POST", "/redrive/discard", {"all": True, "places": ["0:0"], "confirm": True}, status=400)
     assert [(each["job"] == job, each["state"]) for each in api.ask("GET", "/redrive/jobs")] == [(True, "pending"), (False, "pending")]
 
 

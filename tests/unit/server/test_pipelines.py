@@ -173,6 +173,7 @@ def test_each_path_needs_its_role_and_the_guide_names_it(topics: ControlTopics) 
 
     def ask(request: Callable[..., tuple[int, Any]]) -> None:
         for path in paths:
+            assert path.role is not None
             for role in AdminRole:
                 code, _ = request(path.method, path.path.replace("{name}", "orders"), role.word)
                 wanted = {"GET": 200, "PATCH": 400}.get(path.method, 202)  # a PATCH needs arguments
@@ -184,6 +185,7 @@ def test_each_path_needs_its_role_and_the_guide_names_it(topics: ControlTopics) 
     asked(topics, ask)
     text = GUIDE.read_text()
     for path in paths:
+        assert path.role is not None
         if path.path.startswith("/diverts") or (path.method, path.path) in DEFINING:
             assert f"| `{path.method} {path.path.replace('{name}', 'NAME')}` | `{path.role.word}` |" in text
 

@@ -164,6 +164,7 @@ def test_each_path_needs_its_role_and_the_guide_names_it(place: Place) -> None:
 
     def ask(request: Callable[..., tuple[int, Any]]) -> None:
         for path in paths:
+            assert path.role is not None
             for role in AdminRole:
                 body = {"all": True, "confirm": True} if path.method == "POST" and path.path.endswith("discard") else {"all": True}
                 code, _ = request(
@@ -175,4 +176,5 @@ def test_each_path_needs_its_role_and_the_guide_names_it(place: Place) -> None:
     text = GUIDE.read_text()
     for path in paths:
         shown = path.path.replace("{partition}", "PARTITION").replace("{offset}", "OFFSET")
+        assert path.role is not None
         assert f"| `{path.method} {shown}` | `{path.role.word}` |" in text
