@@ -85,3 +85,22 @@ def test_divert_whose_records_were_deleted_starts_like_a_new_one_after_a_start_w
         bridge.send("3")
         running.settle()
     assert bridge.carried("x") == ["3"]
+
+
+@pytest.mark.on_mock_cluster
+@pytest.mark.parametrize("others", [(), ("y",)], ids=["no other divert", "a divert of another group"])
+def test_messages_of_an_exclusive_divert_removed_after_its_records_were_deleted_are_dead_lettered(
+    bridge: Bridge, others: tuple[str, ...]
+) -> None:
+    bridge.journal.start_epoch(["x"])
+    rest = [bridge.divert(name, group="g") for name in others]
+    with bridge.running(bridge.divert("x", exclusive=True), *rest) as running:
+        running.settle()
+        bridge.send("1", "2", "3", taken_by=["x"])
+        if rest:
+            running.batch("group:g")
+        bridge.trim(bridge.end() - 2)
+    for _ in range(2):
+        with bridge.running(*rest) as running:
+            running.settle()
+    assert bridge.dead() == ["x: 2", "x: 3"]

@@ -7,5 +7,6 @@ from tests.scenarios.test_lost_groups import (  # noqa: F401
     operator,
     test_divert_whose_records_were_deleted_starts_like_a_new_one_after_a_start_without_it,
     test_diverts_of_a_group_whose_records_were_deleted_are_stopped_moved_and_resumed_one_by_one,
+    test_messages_of_an_exclusive_divert_removed_after_its_records_were_deleted_are_dead_lettered,
     topics,
 )
