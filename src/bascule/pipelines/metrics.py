@@ -118,7 +118,7 @@ class PipelineMetrics(Collector):
         )
         redriven = CounterMetricFamily(
             "bascule_redrive_dead_letters",
-            "Dead letters of the redrives that this driver has finished, by outcome: redriven, failed again, discarded, or left",
+            "Dead letters of the redrives that this driver has finished; outcome is redriven, failed (again), discarded or left",
             labels=("outcome",),
         )  # fmt: skip
         for outcome, count in self._redriven.items():
