@@ -9,7 +9,7 @@ from bascule.writer.control import PipelineState
 from bascule.writer.position import COMMON
 from tests.scenarios import test_control
 from tests.scenarios.sparkless import Bridge, Running
-from tests.scenarios.test_control import RUNNING, STOPPED, Operator
+from tests.scenarios.test_control import RUNNING, STOPPED, TIMEOUT_S, Operator
 from tests.scenarios.test_offsets import handled, move, stopped
 
 bridge = test_control.bridge
@@ -85,3 +85,38 @@ def test_divert_whose_records_were_deleted_starts_like_a_new_one_after_a_start_w
         bridge.send("3")
         running.settle()
     assert bridge.carried("x") == ["3"]
+
+
+@pytest.mark.on_mock_cluster
+@pytest.mark.parametrize("others", [(), ("y",)], ids=["no other divert", "a divert of another group"])
+def test_messages_of_an_exclusive_divert_removed_after_its_records_were_deleted_are_dead_lettered(
+    bridge: Bridge, others: tuple[str, ...]
+) -> None:
+    bridge.journal.start_epoch(["x"])
+    rest = [bridge.divert(name, group="g") for name in others]
+    with bridge.running(bridge.divert("x", exclusive=True), *rest) as running:
+        running.settle()
+        bridge.send("1", "2", "3", taken_by=["x"])
+        if rest:
+            running.batch("group:g")
+        bridge.trim(bridge.end() - 2)
+    for _ in range(2):
+        with bridge.running(*rest) as running:
+            running.settle()
+    assert bridge.dead() == ["x: 2", "x: 3"]
+
+
+@pytest.mark.on_mock_cluster
+def test_divert_that_is_new_while_its_group_cannot_continue_can_be_stopped_and_has_no_position(bridge: Bridge, operator: Operator) -> None:
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("x")) as running:
+        running.settle()
+        bridge.send("1", "2")
+        bridge.trim(bridge.end() - 1)
+    with bridge.running(bridge.divert("x"), bridge.divert("new")) as running:
+        stopped(operator, running, "new")
+        operator.await_state(running, "divert:new", PipelineState.STOPPED)
+        assert list(running.driver.queries) == [COMMON]
+        operator.want("divert:new", RUNNING)
+        operator.await_state(running, "divert:new", PipelineState.FAILED)
+        assert "were deleted before the pipeline read them" in operator.topics.reports(TIMEOUT_S).pipelines["divert:new"].error

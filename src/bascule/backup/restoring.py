@@ -36,7 +36,7 @@ from bascule.kafka.compacted import trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.rewriting import OrderedAppends, fill
 from bascule.kafka.snapshots import JOURNAL_KEY
-from bascule.writer.position import UNKNOWN_EPOCH, Position
+from bascule.writer.position import INGRESS, UNKNOWN_EPOCH, Position
 
 #: Settings that belong to a cluster, and not to the topic, and settings of Kafka 3 that Kafka 4 refuses.
 _NOT_RESTORED: Final = frozenset(
@@ -177,7 +177,7 @@ class Restore:
         seen: dict[str, str] = {}
         for part in copy.parts if copy is not None else ():
             for record in records_of(self._directory, part):
-                if record.value is not None and not _is_own(position := Position.decode(record.value), self._topics):
+                if record.value is not None and _is_of_source(record, position := Position.decode(record.value)):
                     seen[position.topic] = position.topic_id
         ids = self._admin.ids(seen)
         return sorted(name for name, topic_id in seen.items() if ids.get(name) != topic_id)
@@ -237,7 +237,7 @@ class Restore:
             topic_id = None
             if position is not None and journal is not None and (position.topic, position.topic_id) == (journal.name, journal.topic_id):
                 topic_id = self._ids[journal.name]
-            elif position is not None and not _is_own(position, self._topics):
+            elif position is not None and _is_of_source(record, position):
                 topic_id = adopted.get(position.topic)
             if position is not None and topic_id is not None:
                 yield replace(record, value=replace(position, topic_id=topic_id, leader_epoch=UNKNOWN_EPOCH).encode())
@@ -275,6 +275,6 @@ def _outgoing(name: str, partition: int, record: CopiedRecord) -> Outgoing:
     return Outgoing(name, record.key, record.value, list(record.headers), partition, record.timestamp_ms)
 
 
-def _is_own(position: Position, topics: JournalTopics) -> bool:
-    """Return whether a position is in the journal, or in no topic: the marks of ingresses and of Spark jobs."""
-    return position.topic in ("", "batches", topics.journal)
+def _is_of_source(record: CopiedRecord, position: Position) -> bool:
+    """Return whether a position is that of an ingress in a topic. Other keys have positions in the journal, and marks with any text."""
+    return (record.key or b"").startswith(INGRESS.encode()) and position.topic != ""

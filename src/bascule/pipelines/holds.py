@@ -123,6 +123,8 @@ class Holds:
         try:
             # The position of the group may be lost: the divert leaves it all the same, to be moved to a record that exists.
             shared = self._positions.taken(self._positions.key_of(group.name))
+            if name not in shared.members and pipeline not in self._in_doubt:
+                return True  # a new divert, which has not begun because the group cannot continue
             # From here on, the common position must not answer for the messages that the divert took, whether or not the transaction is
             # committed. It carries them as long as the divert is a member.
             self._separate.add(name)

@@ -76,8 +76,8 @@ class PipelineMetrics(Collector):
         shown = {}
         for name, state in states.items():
             before, query = self._shown.get(name), queries.get(tasks[name])
-            # A pipeline may get another query, for example when a divert leaves its group.
-            error_s = (query.last_error_s if query else 0.0) or (before.error_s if before else 0.0)
+            # A pipeline may get another query, which failed earlier or never, for example when a divert leaves its group.
+            error_s = max(query.last_error_s if query else 0.0, before.error_s if before else 0.0)
             shown[name] = ShownPipeline(tasks[name], state, restarts[name], error_s)
         self._shown, self._active = shown, True
 
@@ -118,7 +118,7 @@ class PipelineMetrics(Collector):
         )
         redriven = CounterMetricFamily(
             "bascule_redrive_dead_letters",
-            "Dead letters of the redrives that this driver has finished, by outcome: redriven, failed again, discarded, or left",
+            "Dead letters of the redrives that this driver has finished; outcome is redriven, failed (again), discarded or left",
             labels=("outcome",),
         )  # fmt: skip
         for outcome, count in self._redriven.items():

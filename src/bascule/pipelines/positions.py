@@ -162,7 +162,7 @@ class Positions:
             )
             known = KnownPositions(common, own, groups=groups)
             if common_lost is not None and (left := journal.left_common(common, diverts, common_lost)) is not None:
-                known, common_lost = replace(known, common=left), None
+                known, common_lost = replace(known, common=left[0], own=left[1] | own), None
             plan = plan_takeover(diverts, known, beginnings, journal, common_lost)
             if plan is None:
                 if groups or known.common is not common:  # nobody continues there, and the broker would keep the journal for them

@@ -94,17 +94,22 @@ class JournalAtStart:
             leaving |= {name: replace(at, members=(name,)) for name in gone if name in group_of or name in taken}
         return staying, leaving
 
-    def left_common(self, common: Position | None, diverts: Sequence[DivertSpec], loss: PositionLost) -> Position | None:
+    def left_common(
+        self, common: Position | None, diverts: Sequence[DivertSpec], loss: PositionLost
+    ) -> tuple[Position, dict[str, Position]] | None:
         """Return a lost common position without an owner if no divert that is configured continues from it; None if one does.
 
-        The default group then begins like one that never ran.
+        The default group then begins like one that never ran. The second value has the lost positions of its removed members that may have
+        taken messages: they leave it like those of a named group, and answer for the messages that still exist.
         """
         if common is None or {divert.name for divert in diverts}.intersection(common.members):
             return None
-        for name in common.members:
-            log.error("unread records of a removed divert deleted", divert=name, reason=str(loss))
         same = common.topic_id == self.topic_id
-        return replace(common, offset=min(common.offset, self.end) if same else common.offset, members=(), owner="")
+        left = replace(common, offset=min(common.offset, self.end) if same else common.offset, members=(), owner="")
+        taken = self.taken_since(left)
+        for name in set(common.members).difference(taken):
+            log.error("unread records of a removed divert deleted", divert=name, reason=str(loss))
+        return left, {name: replace(common, members=(name,)) for name in common.members if name in taken}
 
     def losses_of(self, own: Mapping[str, Position]) -> dict[str, PositionLost]:
         """Return why diverts cannot continue from their own positions, for those that cannot."""

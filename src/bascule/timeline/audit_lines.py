@@ -49,6 +49,9 @@ class AuditSearch:
             if not partitions:
                 self.gaps.append(f"audit topic {self._topic!r} does not exist")
             for partition in range(partitions):
+                if why := self._budget.spent:
+                    self.gaps.append(f"audit topic {self._topic!r} was not read from partition {partition} on: {why}")
+                    break
                 for event in self._of_partition(partition, wanted, queues, from_ms, to_ms):
                     if len(found) < AUDIT_EVENTS_MAX:
                         found.append(event)

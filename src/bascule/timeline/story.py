@@ -45,6 +45,10 @@ TRANSFERS: Final = (
     "A transfer to a client is not yet a delivery to its application: the client may have prefetched the message. Nothing records queue"
     " browsers, which take no message."
 )
+REDRIVEN: Final = (
+    "A dead letter may have been redriven or discarded since. `bascule redrive list` shows those that wait; a redriven record is behind the"
+    " later records of the divert, where the search does not look."
+)
 SAME_ID: Final = "Messages with different ids match: the JMSMessageID of each is shown."
 STORE_NAMES_ONE: Final = (
     "The store names one of the subscriptions that have a message of a topic. The others are shown when they acknowledge the message."
@@ -130,6 +134,8 @@ class MessageStory:
             yield TRANSFERS
         if not all(message.stays_known for message in messages):
             yield STORE_NAMES_ONE
+        if any(each.offset >= 0 and each.state != WRITTEN for each in self.outcomes):
+            yield REDRIVEN
         if len({message.message_id for message in messages}) > 1:
             yield SAME_ID
         yield DIVERTS_OF_SETTINGS

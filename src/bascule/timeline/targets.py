@@ -114,7 +114,8 @@ class TargetSearch:
             found, _ = self._found(message, name, [(self._pipelines.topics.dead_letters, DivertState.DEAD_LETTER)], partitions)
             return found or [DivertOutcome(message.identity, name, DivertState.REMOVED, detail=why)]
         begun, reached = extent_of(divert, self._positions, stored)
-        moved = MovedMark.of(stored.get(f"{MOVED}{DIVERT}{name}")).moved > 0  # it may have begun again before its first offset
+        mark = MovedMark.of(stored.get(f"{MOVED}{DIVERT}{name}"))
+        moved = mark.moved > 0 or mark.number > 1  # it may have begun again before its first offset; a refused request hides an earlier one
         if 0 <= message.offset < begun and not moved:
             return [DivertOutcome(message.identity, name, DivertState.EARLIER, detail=f"the divert began at journal offset {begun}")]
         if message.offset >= reached:
@@ -149,6 +150,9 @@ class TargetSearch:
             if topic not in partitions:
                 gaps.append(f"topic {topic!r} does not exist, or may not be read")
             for partition in range(partitions.get(topic, 0)):
+                if why := self._budget.spent:
+                    gaps.append(f"topic {topic!r} was not read from partition {partition} on: {why}")
+                    break
                 search = _PartitionSearch(self._pipelines, topic, partition, self._records_max, self._budget)
                 for offset, time_ms, error in search.records(message, name, self._origin, errors=self._errors):
                     found.append(DivertOutcome(message.identity, name, state, topic, partition, offset, time_ms, error))

@@ -23,10 +23,20 @@ from bascule.kafka.guards import UnsafeTopic
 from bascule.kafka.restore_mark import SETTING as MARK
 from bascule.kafka.restore_mark import WRITING
 from bascule.testing.broker import message_bytes
-from bascule.writer.position import COMMON, INGRESS, POSITION_PARTITIONS, UNKNOWN_EPOCH, Position, position_key, position_partition
+from bascule.writer.position import (
+    COMMON,
+    INGRESS,
+    MOVED,
+    POSITION_PARTITIONS,
+    UNKNOWN_EPOCH,
+    MovedMark,
+    Position,
+    position_key,
+    position_partition,
+)
 from bascule.writer.reading import BARRIER_KEY
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
-from tests.unit.backup.installation import BRIDGE, TOPICS, back_up, restored
+from tests.unit.backup.installation import BRIDGE, TOPICS, back_up, restored, small_installation
 from tests.unit.server import broker_process
 from tests.unit.server.broker_process import Broker, called, kafka, until
 from tests.unit.server.served import run_async
@@ -158,6 +168,19 @@ async def test_positions_refer_to_the_new_journal_and_to_adopted_topics(
         adopted = replace(ingress, topic_id=new_source, leader_epoch=UNKNOWN_EPOCH)
         assert position_in(new, f"{INGRESS}in", "source") == (adopted if adopts else ingress)
         assert result.recreated == (() if adopts else ("source",))
+
+
+def test_mark_of_a_refused_request_to_move_positions_is_no_topic(
+    kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_installation(kafka)
+    kafka.create(TOPICS.positions, POSITION_PARTITIONS, cleanup_policy="compact")
+    key, mark = f"{MOVED}{INGRESS}in", MovedMark("request", 0, 3, "topic 'source' was deleted or recreated").position()
+    kafka.put(TOPICS.positions, mark.encode(), key.encode(), partition=position_partition(key))
+    back_up(tmp_path / "backup")
+    new = KafkaInMemory(monkeypatch)
+    assert restored(tmp_path / "backup", adopt_sources=True).recreated == ()
+    assert new.values(TOPICS.positions, position_partition(key)) == [mark.encode()]
 
 
 @contextmanager

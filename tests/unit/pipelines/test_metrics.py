@@ -88,6 +88,14 @@ def test_pipeline_that_failed_has_its_restarts_and_the_time_of_the_error() -> No
     assert driver.value("pipeline_lag_records", **stock) is None
 
 
+def test_time_of_the_last_error_stays_if_a_task_that_failed_earlier_carries_the_pipeline() -> None:
+    driver = Driver()
+    driver.run()
+    earlier = Query("ingress:stock", lambda: None, Path(), restarts=1, last_error_s=500.0)
+    driver.metrics.show(STATES, TASKS, {**QUERIES, "ingress:stock": earlier}, dict.fromkeys(TASKS, 4))
+    assert driver.value("pipeline_last_error_timestamp_seconds", pipeline="ingress:stock") == 1_000
+
+
 def test_counts_of_pipelines_that_are_not_configured_are_not_exported() -> None:
     driver = Driver()
     driver.run()

@@ -19,12 +19,13 @@ from bascule.client import Queue
 from bascule.core.errors import InvalidInput
 from bascule.core.masking import PropertyMask
 from bascule.jms.record_headers import DIVERT_HEADER, ERRORS, ID_HEADER, ORIGIN_HEADER
+from bascule.kafka.history import TopicHistory
 from bascule.pipelines.spec import from_settings
-from bascule.timeline import targets
+from bascule.timeline import audit_lines, targets
 from bascule.timeline.budget import SearchBudget
 from bascule.timeline.question import MessageQuestion
 from bascule.timeline.scan import ScanLimits
-from bascule.timeline.story import NO_SENDER, NOT_FOUND, MessageStory
+from bascule.timeline.story import NO_SENDER, NOT_FOUND, REDRIVEN, MessageStory
 from bascule.timeline.targets import DivertState
 from bascule.writer.position import COMMON, MOVED, POSITION_PARTITIONS, MovedMark, Position, position_key, position_partition
 from tests.support.kafka_in_memory import KafkaInMemory
@@ -232,7 +233,11 @@ async def test_divert_whose_position_was_moved_may_have_a_message_from_before_it
         put_position(kafka, f"{MOVED}divert:d", MovedMark("request", moved=1, number=1).position())
         offset = written(kafka, identity)
         story = await called(asked, broker, message_id)
-    assert outcomes(story) == [("d", DivertState.WRITTEN, offset)]
+        assert REDRIVEN not in story.unrecorded()
+        # A later request that was refused replaces the mark of the move.
+        put_position(kafka, f"{MOVED}divert:d", MovedMark("refused", moved=0, number=2, reason="the position has moved").position())
+        again = await called(asked, broker, message_id)
+    assert outcomes(story) == outcomes(again) == [("d", DivertState.WRITTEN, offset)]
 
 
 @run_async
@@ -263,6 +268,7 @@ async def test_text_of_an_error_is_not_shown_if_properties_are_masked(kafka: Kaf
     assert [each.detail for each in shown.outcomes] == ["card 4711 is invalid"]
     assert [each.detail for each in masked.outcomes] == ["ValueError"]
     assert "not diverted: dead letter" in [event["what"] for event in masked.as_dict()["events"]]
+    assert REDRIVEN in shown.unrecorded()
 
 
 @pytest.mark.parametrize("removed_wrote", [True, False])
@@ -345,6 +351,32 @@ async def test_budget_ends_the_search_in_target_topic_and_audit(kafka: KafkaInMe
     assert budget.records <= records + 10
     assert [state for _, state, _ in outcomes(story)] == [DivertState.UNKNOWN]
     assert any(AUDIT in gap and "a search reads at most" in gap for gap in story.gaps)
+
+
+@run_async
+async def test_search_that_has_ended_asks_no_further_partition(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    kafka.create(AUDIT, 50)
+    kafka.create(TARGET, 50)
+    kafka.create("test.dead-letter")
+    async with serving(kafka, tmp_path, **SETTINGS) as broker:
+        message_id = await called(sent, broker)
+        reached(kafka, kafka.partition(JOURNAL).end)
+        budget, asked_of = SearchBudget(), list[TopicHistory]()
+
+        class Cancelling(TopicHistory):
+            def stable(self) -> int:
+                asked_of.append(self)
+                budget.cancel()
+                return super().stable()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(targets, "TopicHistory", Cancelling)
+            patch.setattr(audit_lines, "TopicHistory", Cancelling)
+            story = await called(lambda: asked(broker, message_id, budget=budget))
+    assert len(asked_of) == 1
+    assert [state for _, state, _ in outcomes(story)] == [DivertState.UNKNOWN]
+    assert any(f"topic {TARGET!r} was not read from partition 1 on" in gap for gap in story.gaps)
+    assert any(f"topic {AUDIT!r} was not read from partition 0 on" in gap for gap in story.gaps)
 
 
 def test_cancelled_search_reads_nothing_more_and_does_not_pause() -> None:
