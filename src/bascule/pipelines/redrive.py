@@ -50,6 +50,8 @@ LETTERS_MAX: Final = 500
 LETTERS_BYTES_MAX: Final = 16 << 20
 #: What may become of a dead letter: the fields of a report that count them.
 OUTCOMES: Final = ("redriven", "failed", "discarded", "left")
+#: Why a job fails whose dead letters are gone.
+RECREATED: Final = "the dead-letter topic was deleted or recreated since the request"
 #: Pause, in seconds, after an attempt that has failed. Other jobs are tried first.
 RETRY_S: Final = 5.0
 #: Minimum age, in ms, of a report that is deleted. Brokers forget finished jobs after a week.
@@ -125,10 +127,13 @@ class RedriveRun:
         crash.point("redrive.taken")
 
     def _batches(self, done: DoneLetters) -> Iterator[list[PipelineDeadLetter]]:
-        """Yield the dead letters of the job that are not done, those of a transaction together. Raises RedriveRefused."""
+        """Yield the dead letters of the job that are not done, those of a transaction together. Raises RedriveRefused.
+
+        The id of the topic is checked after each read: the topic may be recreated during a run, and the marks would not cover its records.
+        """
         topic = self._topics.letter_topic()
         if topic is None or topic.topic_id != self._job.topic_id:
-            raise RedriveRefused("the dead-letter topic was deleted or recreated since the request")
+            raise RedriveRefused(RECREATED)
         bounds = {each: (first, min(self._job.ends.get(each, 0), topic.ends[each])) for each, first in topic.firsts.items()}
         batch: list[PipelineDeadLetter] = []
         size_bytes = 0
@@ -136,10 +141,16 @@ class RedriveRun:
             batch.append(letter)
             size_bytes += len(letter.value)
             if len(batch) >= LETTERS_MAX or size_bytes >= LETTERS_BYTES_MAX:
+                self._check_topic()
                 yield batch
                 batch, size_bytes = [], 0
+        self._check_topic()
         if batch:
             yield batch
+
+    def _check_topic(self) -> None:
+        if self._topics.letter_topic_id() != self._job.topic_id:
+            raise RedriveRefused(RECREATED)
 
     def _carry(self, writer: TransactionalWriter, batch: Sequence[PipelineDeadLetter]) -> None:
         """Write one transaction. Dead letters that cannot be redriven now are left out. Raises as ``carry_out``."""
