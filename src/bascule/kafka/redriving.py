@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -91,18 +89,19 @@ class RedriveTopics:
         return LetterTopic(topic_id, firsts, offsets.ask(OffsetSpec.latest(), timeout_s, IsolationLevel.READ_COMMITTED))
 
     def letters(
-        self, bounds: Mapping[int, tuple[int, int]], done: DoneLetters, chosen: LetterFilter, bridge: str, until_s: float = math.inf
-    ) -> Iterator[PipelineDeadLetter]:
+        self, bounds: Mapping[int, tuple[int, int]], done: DoneLetters, chosen: LetterFilter, bridge: str,
+        enough: Callable[[int], bool] = lambda _: False,
+    ) -> Iterator[PipelineDeadLetter]:  # fmt: skip
         """Yield the dead letters of a bridge that are not done and that ``chosen`` means.
 
-        ``bounds`` are the first offset and the end of each partition to read. Reading ends at the time ``until_s`` of the monotonic clock.
-        Raises Unavailable.
+        ``bounds`` are the first offset and the end of each partition to read. ``enough`` is asked after each record, with the size of its
+        value in bytes, whether reading ends there. Raises Unavailable.
         """
         for partition, (first, end) in sorted(bounds.items()):
             history = TopicHistory(self._kafka, self._topics.dead_letters, partition)
             start, stop, wanted = _narrowed(first, end, partition, chosen)
             for record in map(received_of, history.records(start, stop, committed=True)):
-                if time.monotonic() > until_s:
+                if enough(len(record.value or b"")):
                     return
                 skipped = (wanted is not None and record.offset not in wanted) or done.has((partition, record.offset))
                 letter = None if skipped else dead_letter_of(record)

@@ -11,7 +11,6 @@ A job concerns the dead letters that exist at the time of the request, or, with 
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
@@ -32,6 +31,7 @@ from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.shown_messages import content
+from bascule.timeline.budget import SearchBudget
 from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter, Place, dead_letter_of
 from bascule.writer.redrive import PLACES_MAX, RedriveAction, RedriveJob, RedriveReport, RedriveState
 
@@ -45,6 +45,8 @@ LETTERS: Final = 100
 LETTERS_MAX: Final = 1_000
 #: How long one request reads the dead-letter topic, in seconds. An answer that is not complete says so.
 READ_S: Final = 5.0
+#: Longest pause of such a request, in seconds. It pauses as long as it works: it shares the interpreter with the event loop.
+PAUSE_MAX_S: Final = 0.05
 #: How long one request waits for Kafka: for offsets, and for an open transaction of a driver that was killed.
 KAFKA_S: Final = 10.0
 #: Characters of a value or header that an answer shows.
@@ -145,19 +147,24 @@ class RedrivePages:
     # -- in a thread ---------------------------------------------------------------------------------------------------
 
     def _read(self, chosen: LetterFilter, count: int) -> _Found:
-        until_s = time.monotonic() + READ_S
         with closing(self._redriving()) as topics:
             topic = topics.letter_topic(KAFKA_S)
             if topic is None:
                 return _Found([], True, None)
             done = topics.table(KAFKA_S).of(topic.topic_id)
             bounds = {each: (first, topic.ends[each]) for each, first in topic.firsts.items()}
+            budget = SearchBudget(READ_S, pause_max_s=PAUSE_MAX_S)
+
+            def enough(size_bytes: int) -> bool:
+                budget.take(size_bytes)
+                return bool(budget.spent)
+
             letters: list[dict[str, Any]] = []
-            for letter in topics.letters(bounds, done, chosen, self._bridge, until_s):
+            for letter in topics.letters(bounds, done, chosen, self._bridge, enough):
                 if len(letters) == count:
                     return _Found(letters, False, topic)
                 letters.append(_described(letter))  # without the value: the values of all of them may not fit into memory
-            return _Found(letters, time.monotonic() < until_s, topic)
+            return _Found(letters, not budget.spent, topic)
 
     def _read_one(self, partition: int, offset: int) -> dict[str, Any] | None:
         with closing(self._redriving()) as topics:
@@ -188,6 +195,8 @@ class RedrivePages:
         if len(jobs) - len(finished) >= JOBS_MAX:
             raise TooManyJobs(f"{JOBS_MAX} jobs are not finished yet; wait until the driver has finished some (bascule redrive jobs)")
         topic_id, ends = (topic.topic_id, topic.ends) if upto is None else _parsed_upto(upto)
+        # Dead letters from now on may be made by the job itself.
+        ends = {each: min(end, topic.ends.get(each, 0)) for each, end in ends.items()}
         job = RedriveJob(uuid.uuid4().hex, action, topic_id, ends, chosen, who, now_ms)
         # The job is stored last: if anything before it fails, the answer is an error, and the driver does nothing.
         self._pages.topics.forget([each for each in finished if now_ms - reports[each].at_ms > KEPT_MS])
