@@ -206,6 +206,18 @@ def test_run_that_another_driver_overtakes_writes_nothing_more(bridge: Bridge, l
 
 
 @pytest.mark.on_mock_cluster
+def test_run_that_is_stopped_while_its_filter_matches_nothing_ends_and_is_not_done(bridge: Bridge, letters: Letters) -> None:
+    bury(bridge.pipelines, "x", "1", "2", "3", "4")
+    job, asked = letters.job(reason="bad 4"), itertools.count(1)
+    pipelines = replace(bridge.pipelines, diverts=(bridge.divert("x"),))
+    stopped = RedriveRun(pipelines, letters.topics, job, lambda: next(asked) >= 2).carry_out()
+    assert (stopped.state, counts(stopped)) == (RedriveState.PENDING, (0, 0, 0, 0))
+    assert next(asked) < 6, "the run has read on"
+    report = letters.run(job, bridge.divert("x"))
+    assert (report.state, counts(report)) == (RedriveState.DONE, (1, 0, 0, 0))
+
+
+@pytest.mark.on_mock_cluster
 def test_run_ends_when_the_topic_is_recreated_and_takes_no_record_of_the_new_topic(
     bridge: Bridge, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:

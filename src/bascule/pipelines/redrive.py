@@ -81,7 +81,7 @@ class RedriveRun:
     """One attempt of a driver to carry out a job: takes over the position, and writes transactions until the job is done."""
 
     def __init__(self, pipelines: PipelinesSpec, topics: RedriveTopics, job: RedriveJob, stopped: Callable[[], bool]) -> None:
-        """Prepare an attempt. ``stopped`` is asked before each transaction."""
+        """Prepare an attempt. ``stopped`` is asked before each transaction and after each record."""
         self._pipelines = pipelines
         self._topics = topics
         self._job = job
@@ -116,7 +116,8 @@ class RedriveRun:
             except RedriveRefused as refused:
                 self._write(writer, [], replace(self._report, state=RedriveState.FAILED, error=str(refused)))
             else:
-                self._write(writer, [], replace(self._report, state=RedriveState.DONE))
+                if not self._stopped():
+                    self._write(writer, [], replace(self._report, state=RedriveState.DONE))
         return self._report
 
     def _take_over(self, writer: TransactionalWriter) -> None:
@@ -137,7 +138,8 @@ class RedriveRun:
         bounds = {each: (first, min(self._job.ends.get(each, 0), topic.ends[each])) for each, first in topic.firsts.items()}
         batch: list[PipelineDeadLetter] = []
         size_bytes = 0
-        for letter in self._topics.letters(bounds, done, self._job.filter, self._pipelines.bridge_id):
+        # A filter may match nothing in millions of records, and a driver that stops does not wait for them.
+        for letter in self._topics.letters(bounds, done, self._job.filter, self._pipelines.bridge_id, lambda _: self._stopped()):
             batch.append(letter)
             size_bytes += len(letter.value)
             if len(batch) >= LETTERS_MAX or size_bytes >= LETTERS_BYTES_MAX:
