@@ -206,6 +206,39 @@ def test_run_that_another_driver_overtakes_writes_nothing_more(bridge: Bridge, l
 
 
 @pytest.mark.on_mock_cluster
+def test_run_that_is_stopped_while_its_filter_matches_nothing_ends_and_is_not_done(bridge: Bridge, letters: Letters) -> None:
+    bury(bridge.pipelines, "x", "1", "2", "3", "4")
+    job, asked = letters.job(reason="bad 4"), itertools.count(1)
+    pipelines = replace(bridge.pipelines, diverts=(bridge.divert("x"),))
+    stopped = RedriveRun(pipelines, letters.topics, job, lambda: next(asked) >= 2).carry_out()
+    assert (stopped.state, counts(stopped)) == (RedriveState.PENDING, (0, 0, 0, 0))
+    assert next(asked) < 6, "the run has read on"
+    report = letters.run(job, bridge.divert("x"))
+    assert (report.state, counts(report)) == (RedriveState.DONE, (1, 0, 0, 0))
+
+
+@pytest.mark.on_mock_cluster
+def test_run_ends_when_the_topic_is_recreated_and_takes_no_record_of_the_new_topic(
+    bridge: Bridge, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redrive, "LETTERS_MAX", 2)
+    bury(bridge.pipelines, "x", "1", "2", "3", "4")
+    job = letters.job()
+
+    def point(name: str) -> None:
+        if name == "redrive.after":  # what is read from now on may be in the new topic
+            patched.setattr(letters.topics, "letter_topic_id", lambda: "another")
+
+    with monkeypatch.context() as patched:
+        at_crash_points(patched, point)
+        report = letters.run(job, bridge.divert("x"))
+    assert (report.state, report.error) == (RedriveState.FAILED, redrive.RECREATED)
+    assert counts(report) == (2, 0, 0, 0)
+    assert bridge.carried("x") == ["1", "2"]
+    assert letters.texts() == ["3", "4"]
+
+
+@pytest.mark.on_mock_cluster
 def test_dead_letters_are_chosen_by_place_pipeline_reason_time_and_header(bridge: Bridge, letters: Letters) -> None:
     bury(bridge.pipelines, "x", "1", "2", "3", "4", "5", "6")
     bury(bridge.pipelines, "y", "7", first=7)
@@ -258,9 +291,7 @@ def test_job_that_fails_does_not_hold_up_the_next_one(bridge: Bridge, operator: 
         operator.topics.ask(lost)
         assert counts(finished(operator, running, letters, first)) == (1, 0, 0, 0)
         report = finished(operator, running, letters, lost)
-    assert (report.state, report.error) == (
-        RedriveState.FAILED, "the dead-letter topic was deleted or recreated since the request",
-    )  # fmt: skip
+    assert (report.state, report.error) == (RedriveState.FAILED, redrive.RECREATED)
     assert bridge.carried("x") == ["1"]
 
 

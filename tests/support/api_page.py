@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from bascule.config import Settings
+from bascule.core.masking import PropertyMask
 from bascule.server.admin import AdministeredBroker, admin_pages
 from bascule.server.admin_access import OPEN
 from bascule.server.admin_app import AdminPage
@@ -60,7 +61,7 @@ TITLES: Final = {
 
 #: Pages that are in the table and cannot answer.
 PIPELINES: Final = PipelinePages(
-    cast(PipelineTopics, None), Settings(), NO_AUDIT, lambda: 0, lambda: cast(Any, None), lambda: cast(Any, None)
+    cast(PipelineTopics, None), Settings(), NO_AUDIT, lambda: 0, lambda: cast(Any, None), lambda: cast(Any, None), PropertyMask
 )
 RELOAD: Final = ReloadPages(cast(SettingsReload, None), NO_AUDIT)
 

@@ -99,7 +99,9 @@ def show(
     """Show one dead letter with its headers and the beginning of its content."""
     from urllib.parse import quote
 
-    partition, _, offset = place.partition(":")
+    partition, colon, offset = place.partition(":")
+    if not colon:
+        raise InvalidInput(f"place {place!r:.60} must be PARTITION:OFFSET")
     found = AdminApiClient(admin, config).look(f"redrive/letters/{quote(partition, safe='')}/{quote(offset, safe='')}")
     show_document(found, output, partial(_draw, found))
 
@@ -175,6 +177,8 @@ def _report(client: AdminApiClient, asked: dict[str, Any], wait_s: float, output
     if job["state"] == "failed":
         note(job["error"])
         raise typer.Exit(1)
+    if not any(job[name] for name in ("redriven", "failed", "discarded", "left")):
+        note("no dead letter that waits matches the request")
     if job["failed"]:
         note(f"{job['failed']} dead letters failed again and are dead letters again")
     if job["left"]:

@@ -16,7 +16,7 @@ from bascule.core.kafka_records import KafkaRecord
 from bascule.core.masking import NO_MASK, PropertyMask
 from bascule.jms.errors import HeaderMissing
 from bascule.jms.message import PERSISTENT, JmsMessage
-from bascule.jms.record import BODY_HEADER, PREFIX, body_from_value, destination, from_kafka_headers, map_from_json
+from bascule.jms.record import BODY_HEADER, PREFIX, body_from_value, destination, from_kafka_headers, map_from_json, untyped_name
 
 _DESTINATION_KIND = {Routing.ANYCAST: "queue", Routing.MULTICAST: "topic"}
 _ROUTING_OF_KIND = {
@@ -104,6 +104,11 @@ def property_name(header: str) -> str:
     if not name or name[0].isdigit() or name.upper().startswith("JMS"):
         name = f"kafka_{name}"
     return name
+
+
+def property_of(header: str) -> str:
+    """Return the name of the property that a header of a record becomes."""
+    return untyped_name(header.removeprefix(PREFIX)) if header.startswith(PREFIX) else property_name(header)
 
 
 def _add_text(properties: dict[str, Any], name: str, octets: bytes) -> None:

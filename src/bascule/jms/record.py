@@ -119,8 +119,7 @@ def from_kafka_headers(headers: Iterable[tuple[str, bytes | None]], mask: Proper
             try:
                 _take(message, name, (octets or b"").decode())
             except (ValueError, InvalidInput) as error:
-                type_name, dot, rest = name.partition(".")
-                if mask.covers(rest if dot and type_name in BY_NAME else name):
+                if mask.covers(untyped_name(name)):
                     raise InvalidInput(f"invalid value of header {header}: {MASK}") from None
                 if isinstance(error, InvalidInput):
                     raise
@@ -130,6 +129,16 @@ def from_kafka_headers(headers: Iterable[tuple[str, bytes | None]], mask: Proper
                 trace[header] = (octets or b"").decode()
     message.properties |= trace
     return message
+
+
+def untyped_name(name: str) -> str:
+    """Return the name of the property in a header without ``jms.``.
+
+    >>> untyped_name("int.dep_delay"), untyped_name("card.number")
+    ('dep_delay', 'card.number')
+    """
+    type_name, dot, rest = name.partition(".")
+    return rest if dot and type_name in BY_NAME else name
 
 
 def _take(message: JmsMessage, name: str, text: str) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import OffsetSpec
+
+from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord, Outgoing
 from bascule.core.topics import JournalTopics
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import Appender, TableReader, await_stored
 from bascule.kafka.consumer import read_again, received_of
-from bascule.kafka.history import TopicHistory
+from bascule.kafka.history import PartitionOffsets, TopicHistory
 from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter, dead_letter_of
 from bascule.writer.reading import READ_TIMEOUT_S
 from bascule.writer.redrive import MARK_KEY, REPORT_KEY, DoneLetters, RedriveReport, decoded_mark, mark_place
@@ -69,31 +71,40 @@ class RedriveTopics:
                 reports[name.removeprefix(REPORT_KEY)] = RedriveReport.decode(stored.value, place)
         return RedriveTable(done, reports)
 
-    def letter_topic(self) -> LetterTopic | None:
+    def letter_topic_id(self) -> str | None:
+        """Return the id of the dead-letter topic; None if it does not exist. Raises Unavailable."""
+        return self._admin.ids([self._topics.dead_letters]).get(self._topics.dead_letters)
+
+    def letter_topic(self, timeout_s: float = READ_TIMEOUT_S) -> LetterTopic | None:
         """Return the dead-letter topic; None if it does not exist. Raises Unavailable."""
         topic = self._topics.dead_letters
-        topic_id = self._admin.ids([topic]).get(topic)
+        topic_id = self.letter_topic_id()
         if topic_id is None:
             return None
-        histories = {each: TopicHistory(self._kafka, topic, each) for each in range(self._admin.partitions().get(topic, 0))}
-        firsts = {each: history.earliest() for each, history in histories.items()}
-        return LetterTopic(topic_id, firsts, {each: history.stable() for each, history in histories.items()})
+        count = self._admin.partitions().get(topic, 0)
+        if not count:  # just deleted or created, or a node does not know its leaders yet
+            raise Unavailable(f"Kafka does not list the partitions of {topic!r}")
+        offsets = PartitionOffsets(self._kafka, [TopicPartition(topic, each) for each in range(count)])
+        firsts = offsets.ask(OffsetSpec.earliest(), timeout_s)
+        return LetterTopic(topic_id, firsts, offsets.ask(OffsetSpec.latest(), timeout_s, IsolationLevel.READ_COMMITTED))
 
     def letters(
-        self, bounds: Mapping[int, tuple[int, int]], done: DoneLetters, chosen: LetterFilter, bridge: str, until_s: float = math.inf
-    ) -> Iterator[PipelineDeadLetter]:
+        self, bounds: Mapping[int, tuple[int, int]], done: DoneLetters, chosen: LetterFilter, bridge: str,
+        enough: Callable[[int], bool] = lambda _: False,
+    ) -> Iterator[PipelineDeadLetter]:  # fmt: skip
         """Yield the dead letters of a bridge that are not done and that ``chosen`` means.
 
-        ``bounds`` are the first offset and the end of each partition to read. Reading ends at the time ``until_s`` of the monotonic clock.
-        Raises Unavailable.
+        ``bounds`` are the first offset and the end of each partition to read. ``enough`` is asked after each record, with the size of its
+        value in bytes, whether reading ends there. Raises Unavailable.
         """
         for partition, (first, end) in sorted(bounds.items()):
             history = TopicHistory(self._kafka, self._topics.dead_letters, partition)
-            start, stop = _narrowed(first, end, partition, chosen)
+            start, stop, wanted = _narrowed(first, end, partition, chosen)
             for record in map(received_of, history.records(start, stop, committed=True)):
-                if time.monotonic() > until_s:
+                if enough(len(record.value or b"")):
                     return
-                letter = None if done.has((partition, record.offset)) else dead_letter_of(record)
+                skipped = (wanted is not None and record.offset not in wanted) or done.has((partition, record.offset))
+                letter = None if skipped else dead_letter_of(record)
                 if letter is not None and letter.bridge == bridge and chosen.matches(letter, record.headers):
                     yield letter
 
@@ -136,9 +147,9 @@ class RedriveTopics:
             self._reader = None
 
 
-def _narrowed(first: int, end: int, partition: int, chosen: LetterFilter) -> tuple[int, int]:
-    """Return the range to read for single places."""
+def _narrowed(first: int, end: int, partition: int, chosen: LetterFilter) -> tuple[int, int, Collection[int] | None]:
+    """Return the range to read, and the offsets in it that single places name; None if all are meant."""
     if chosen.places is None:
-        return first, end
-    wanted = [offset for number, offset in chosen.places if number == partition and first <= offset < end]
-    return (min(wanted), max(wanted) + 1) if wanted else (end, end)
+        return first, end, None
+    wanted = frozenset(offset for number, offset in chosen.places if number == partition and first <= offset < end)
+    return (min(wanted), max(wanted) + 1, wanted) if wanted else (end, end, wanted)

@@ -29,14 +29,15 @@ from bascule.kafka.positions import PositionReader, headers_of
 from bascule.writer.errors import TransactionFault
 from bascule.writer.incarnation import Attempt
 from bascule.writer.position import INGRESS, Position, position_partition
+from bascule.writer.redrive import POSITION_KEY as REDRIVE_KEY
 from bascule.writer.transactional import WRITE_DEADLINE_S, Writer
 
 #: The coordinator aborts the transaction of a dead writer after this time; readers of its topics wait no longer.
 TRANSACTION_TIMEOUT_MS: Final = 30_000
 #: The timeout after a failed attempt: enough for hundreds of MiB, or for 100,000 records one by one at 10 ms each way.
 LONG_TRANSACTION_TIMEOUT_MS: Final = 300_000
-#: The same for an ingress: while its transaction is open, the broker takes no message of other ingresses after it. A full transaction
-#: (``pipelines.transaction_records``), one record per batch at 10 ms each way, takes a third of it.
+#: The same for an ingress or a redrive: while its transaction is open, the broker takes no message of other ingresses after it. A full
+#: transaction (``pipelines.transaction_records``), one record per batch at 10 ms each way, takes a third of it.
 INGRESS_TRANSACTION_TIMEOUT_MS: Final = 60_000
 #: A transaction with at most this number of unsent records sends them with its positions: they are stored in milliseconds.
 SMALL_RECORDS: Final = 500
@@ -68,7 +69,8 @@ class TransactionalWriter:
         """``deadline_s`` is how long failures are retried, in seconds."""
         self.key = key
         self._reader = PositionReader(kafka, positions_topic, [position_partition(key)])
-        long_timeout_ms = INGRESS_TRANSACTION_TIMEOUT_MS if key.startswith(INGRESS) else LONG_TRANSACTION_TIMEOUT_MS
+        to_broker = key.startswith(INGRESS) or key == REDRIVE_KEY
+        long_timeout_ms = INGRESS_TRANSACTION_TIMEOUT_MS if to_broker else LONG_TRANSACTION_TIMEOUT_MS
         self._effects = _PositionedClients(kafka, transactional_id, positions_topic, self._reader, long_timeout_ms)
         #: The protocol. Its effects block the thread.
         self.protocol: Writer[KafkaProducer, Output, Position] = Writer(self._effects, key, deadline_s=deadline_s)

@@ -50,6 +50,8 @@ LETTERS_MAX: Final = 500
 LETTERS_BYTES_MAX: Final = 16 << 20
 #: What may become of a dead letter: the fields of a report that count them.
 OUTCOMES: Final = ("redriven", "failed", "discarded", "left")
+#: Why a job fails whose dead letters are gone.
+RECREATED: Final = "the dead-letter topic was deleted or recreated since the request"
 #: Pause, in seconds, after an attempt that has failed. Other jobs are tried first.
 RETRY_S: Final = 5.0
 #: Minimum age, in ms, of a report that is deleted. Brokers forget finished jobs after a week.
@@ -79,7 +81,7 @@ class RedriveRun:
     """One attempt of a driver to carry out a job: takes over the position, and writes transactions until the job is done."""
 
     def __init__(self, pipelines: PipelinesSpec, topics: RedriveTopics, job: RedriveJob, stopped: Callable[[], bool]) -> None:
-        """Prepare an attempt. ``stopped`` is asked before each transaction."""
+        """Prepare an attempt. ``stopped`` is asked before each transaction and after each record."""
         self._pipelines = pipelines
         self._topics = topics
         self._job = job
@@ -114,7 +116,8 @@ class RedriveRun:
             except RedriveRefused as refused:
                 self._write(writer, [], replace(self._report, state=RedriveState.FAILED, error=str(refused)))
             else:
-                self._write(writer, [], replace(self._report, state=RedriveState.DONE))
+                if not self._stopped():
+                    self._write(writer, [], replace(self._report, state=RedriveState.DONE))
         return self._report
 
     def _take_over(self, writer: TransactionalWriter) -> None:
@@ -125,21 +128,31 @@ class RedriveRun:
         crash.point("redrive.taken")
 
     def _batches(self, done: DoneLetters) -> Iterator[list[PipelineDeadLetter]]:
-        """Yield the dead letters of the job that are not done, those of a transaction together. Raises RedriveRefused."""
+        """Yield the dead letters of the job that are not done, those of a transaction together. Raises RedriveRefused.
+
+        The id of the topic is checked after each read: the topic may be recreated during a run, and the marks would not cover its records.
+        """
         topic = self._topics.letter_topic()
         if topic is None or topic.topic_id != self._job.topic_id:
-            raise RedriveRefused("the dead-letter topic was deleted or recreated since the request")
+            raise RedriveRefused(RECREATED)
         bounds = {each: (first, min(self._job.ends.get(each, 0), topic.ends[each])) for each, first in topic.firsts.items()}
         batch: list[PipelineDeadLetter] = []
         size_bytes = 0
-        for letter in self._topics.letters(bounds, done, self._job.filter, self._pipelines.bridge_id):
+        # A filter may match nothing in millions of records, and a driver that stops does not wait for them.
+        for letter in self._topics.letters(bounds, done, self._job.filter, self._pipelines.bridge_id, lambda _: self._stopped()):
             batch.append(letter)
             size_bytes += len(letter.value)
             if len(batch) >= LETTERS_MAX or size_bytes >= LETTERS_BYTES_MAX:
+                self._check_topic()
                 yield batch
                 batch, size_bytes = [], 0
+        self._check_topic()
         if batch:
             yield batch
+
+    def _check_topic(self) -> None:
+        if self._topics.letter_topic_id() != self._job.topic_id:
+            raise RedriveRefused(RECREATED)
 
     def _carry(self, writer: TransactionalWriter, batch: Sequence[PipelineDeadLetter]) -> None:
         """Write one transaction. Dead letters that cannot be redriven now are left out. Raises as ``carry_out``."""

@@ -15,6 +15,7 @@ from bascule.broker.retention import OwnersRetention
 from bascule.core import crash
 from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
+from bascule.core.masking import PropertyMask
 from bascule.embedded.process import PortInUse
 from bascule.kafka.control import ControlTopics
 from bascule.kafka.election import Election
@@ -149,7 +150,10 @@ class BrokerLife(LoopEffects):
             log.info("every process of this machine may use the admin server, because neither users nor admin.token are configured")
         stalls = StallWatch(loading=lambda: self._node.loaded_engine is None)
         stalls.start()
-        pipelines = PipelinePages(self._pipelines, self._settings, self._node.audit, wall_ms, self._planning, self._redriving)
+        pipelines = PipelinePages(
+            self._pipelines, self._settings, self._node.audit, wall_ms, self._planning, self._redriving,
+            lambda: PropertyMask(self._node.settings.admin.masked_properties),
+        )  # fmt: skip
         tls = self._node.tls
         return AdminServer(
             Administrator(self._node),

@@ -139,10 +139,12 @@ class PipelinePages:
         now_ms: Callable[[], int],
         planning: Callable[[], OffsetPlanning],
         redriving: Callable[[], RedriveTopics],
+        mask: Callable[[], PropertyMask],
     ) -> None:
+        """``mask`` returns which properties are hidden now: the setting may be reloaded."""
         self._offsets = OffsetPages(self, planning)
         self._definitions = DefinitionPages(self, settings, COLLECTIONS["ingress"])
-        self._redrive = RedrivePages(self, redriving, settings.bridge.id, PropertyMask(settings.admin.masked_properties))
+        self._redrive = RedrivePages(self, redriving, settings.bridge.id, mask)
         self.topics = topics
         self.audit = audit
         self.now_ms = now_ms

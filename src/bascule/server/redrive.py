@@ -10,7 +10,7 @@ A job concerns the dead letters that exist at the time of the request, or, with 
 
 from __future__ import annotations
 
-import time
+import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
@@ -25,11 +25,13 @@ from bascule.core.errors import BasculeError, InvalidInput, Scope
 from bascule.core.log import get_log
 from bascule.core.masking import MASK, PropertyMask
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
+from bascule.jms.from_kafka import property_of
 from bascule.kafka.redriving import LetterTopic, RedriveTopics
 from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.shown_messages import content
+from bascule.timeline.budget import SearchBudget
 from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter, Place, dead_letter_of
 from bascule.writer.redrive import PLACES_MAX, RedriveAction, RedriveJob, RedriveReport, RedriveState
 
@@ -43,6 +45,10 @@ LETTERS: Final = 100
 LETTERS_MAX: Final = 1_000
 #: How long one request reads the dead-letter topic, in seconds. An answer that is not complete says so.
 READ_S: Final = 5.0
+#: Longest pause of such a request, in seconds. It pauses as long as it works: it shares the interpreter with the event loop.
+PAUSE_MAX_S: Final = 0.05
+#: How long one request waits for Kafka: for offsets, and for an open transaction of a driver that was killed.
+KAFKA_S: Final = 10.0
 #: Characters of a value or header that an answer shows.
 SHOWN_MAX: Final = 1_000
 #: Jobs that are not finished yet: a further one is refused.
@@ -62,9 +68,9 @@ class TooManyJobs(InvalidInput):
 
 
 class _Found(NamedTuple):
-    """Dead letters, whether there are no more, and the topic as it was."""
+    """Dead letters as an answer describes them, whether there are no more, and the topic as it was."""
 
-    letters: list[PipelineDeadLetter]
+    letters: list[dict[str, Any]]
     complete: bool
     topic: LetterTopic | None
 
@@ -72,7 +78,7 @@ class _Found(NamedTuple):
 class RedrivePages:
     """The pages about dead letters of one broker."""
 
-    def __init__(self, pages: PipelinePages, redriving: Callable[[], RedriveTopics], bridge: str, mask: PropertyMask) -> None:
+    def __init__(self, pages: PipelinePages, redriving: Callable[[], RedriveTopics], bridge: str, mask: Callable[[], PropertyMask]) -> None:
         self._pages = pages
         self._redriving = redriving
         self._bridge = bridge
@@ -91,10 +97,12 @@ class RedrivePages:
     async def _list(self, request: Request) -> Response:
         count = _number("count", request.query_params.get("count", str(LETTERS)), LETTERS_MAX)
         chosen = _filter_of(_parameters(request))
+        for name in sorted(filter(partial(_hides, self._mask()), chosen.headers)):
+            raise InvalidInput(f"header: admin.masked_properties hides the values of {name!r:.60}; choose by another header")
         self._record("redrive list", "", request)
         found = await self._pages.beside(partial(self._read, chosen, count))
         return JSONResponse({
-            "letters": [_described(letter) for letter in found.letters], "complete": found.complete, "upto": _upto(found.topic),
+            "letters": found.letters, "complete": found.complete, "upto": _upto(found.topic),
         })  # fmt: skip
 
     async def _show(self, request: Request) -> Response:
@@ -118,7 +126,10 @@ class RedrivePages:
         arguments = await arguments_of(request)
         verb = "redrive run" if action is RedriveAction.REDRIVE else "redrive discard"
         self._pages.audit.check()
-        record = partial(self._pages.audit.record, verb, str(arguments.get("pipeline", "")), who=principal.name, peer=principal.peer)
+        record = partial(
+            self._pages.audit.record, verb, str(arguments.get("pipeline", "")), who=principal.name, peer=principal.peer,
+            arguments=self._audited(arguments),
+        )  # fmt: skip
         try:
             principal.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
             chosen = _meant(action, arguments)
@@ -136,69 +147,91 @@ class RedrivePages:
     # -- in a thread ---------------------------------------------------------------------------------------------------
 
     def _read(self, chosen: LetterFilter, count: int) -> _Found:
-        until_s = time.monotonic() + READ_S
         with closing(self._redriving()) as topics:
-            topic = topics.letter_topic()
+            topic = topics.letter_topic(KAFKA_S)
             if topic is None:
                 return _Found([], True, None)
-            done = topics.table().of(topic.topic_id)
+            done = topics.table(KAFKA_S).of(topic.topic_id)
             bounds = {each: (first, topic.ends[each]) for each, first in topic.firsts.items()}
-            letters: list[PipelineDeadLetter] = []
-            for letter in topics.letters(bounds, done, chosen, self._bridge, until_s):
+            budget = SearchBudget(READ_S, pause_max_s=PAUSE_MAX_S)
+
+            def enough(size_bytes: int) -> bool:
+                budget.take(size_bytes)
+                return bool(budget.spent)
+
+            letters: list[dict[str, Any]] = []
+            for letter in topics.letters(bounds, done, chosen, self._bridge, enough):
                 if len(letters) == count:
                     return _Found(letters, False, topic)
-                letters.append(letter)
-            return _Found(letters, time.monotonic() < until_s, topic)
+                letters.append(_described(letter))  # without the value: the values of all of them may not fit into memory
+            return _Found(letters, not budget.spent, topic)
 
     def _read_one(self, partition: int, offset: int) -> dict[str, Any] | None:
         with closing(self._redriving()) as topics:
-            topic = topics.letter_topic()
+            topic = topics.letter_topic(KAFKA_S)
             record = None if topic is None else topics.record(topic, partition, offset)
             letter = None if record is None else dead_letter_of(record)
             if topic is None or record is None or letter is None or letter.bridge != self._bridge:
                 return None
-            done = topics.table().of(topic.topic_id).has(letter.place)
-        headers = [[name, self._shown(name, value)] for name, value in record.headers]
-        return {**_described(letter), "state": "done" if done else "waiting", "headers": headers, "value": self._value_of(letter)}
+            done = topics.table(KAFKA_S).of(topic.topic_id).has(letter.place)
+        mask = self._mask()
+        headers = [[name, MASK if _hides(mask, name) else _beginning(value or b"")] for name, value in record.headers]
+        return {**_described(letter), "state": "done" if done else "waiting", "headers": headers, "value": _value_of(letter, mask)}
 
     def _reports(self) -> Mapping[str, RedriveReport]:
         with closing(self._redriving()) as topics:
-            return topics.table().reports
+            return topics.table(KAFKA_S).reports
 
     def _store(
         self, action: RedriveAction, chosen: LetterFilter, upto: object, who: str, jobs: Mapping[str, RedriveJob]
     ) -> RedriveJob:  # fmt: skip
         now_ms = self._pages.now_ms()
         with closing(self._redriving()) as topics:
-            reports = topics.table().reports
-            topic = topics.letter_topic()
+            reports = topics.table(KAFKA_S).reports
+            topic = topics.letter_topic(KAFKA_S)
         if topic is None:
             raise UnknownAddress("there is no dead-letter topic")
         finished = {each for each, report in reports.items() if each in jobs and report.state is not RedriveState.PENDING}
         if len(jobs) - len(finished) >= JOBS_MAX:
             raise TooManyJobs(f"{JOBS_MAX} jobs are not finished yet; wait until the driver has finished some (bascule redrive jobs)")
         topic_id, ends = (topic.topic_id, topic.ends) if upto is None else _parsed_upto(upto)
+        # Dead letters from now on may be made by the job itself.
+        ends = {each: min(end, topic.ends.get(each, 0)) for each, end in ends.items()}
         job = RedriveJob(uuid.uuid4().hex, action, topic_id, ends, chosen, who, now_ms)
-        self._pages.topics.ask(job)
+        # The job is stored last: if anything before it fails, the answer is an error, and the driver does nothing.
         self._pages.topics.forget([each for each in finished if now_ms - reports[each].at_ms > KEPT_MS])
+        self._pages.topics.ask(job)
         return job
 
     def _record(self, action: str, on: str, request: Request) -> None:
         principal: Principal = request.state.principal
+        self._pages.audit.check()
         self._pages.audit.record(action, on, who=principal.name, peer=principal.peer)
 
-    def _shown(self, name: str, value: bytes | None) -> str:
-        if self._mask.covers(name) or self._mask.covers(name.removeprefix("jms.")):
-            return MASK
-        return (value or b"").decode(errors="replace")[:SHOWN_MAX]
+    def _audited(self, arguments: Mapping[str, Any]) -> str:
+        """Return the arguments of a request without the values of masked headers."""
+        headers = arguments.get("headers")
+        if not isinstance(headers, dict):
+            return json.dumps(arguments)
+        mask = self._mask()
+        return json.dumps({**arguments, "headers": {name: MASK if _hides(mask, name) else value for name, value in headers.items()}})
 
-    def _value_of(self, letter: PipelineDeadLetter) -> str:
-        """Return the beginning of the body of a message, or of the value of a record."""
-        try:
-            value = content(letter.value, self._mask) if letter.address else letter.value
-        except BasculeError as error:
-            return f"({error})"
-        return value[: 4 * SHOWN_MAX].decode(errors="replace")[:SHOWN_MAX]
+
+def _hides(mask: PropertyMask, header: str) -> bool:
+    """Return whether the value of a header is not shown: by its name, or by that of the property that it becomes."""
+    return mask.covers(header) or mask.covers(property_of(header))
+
+
+def _value_of(letter: PipelineDeadLetter, mask: PropertyMask) -> str:
+    """Return the beginning of the body of a message, or of the value of a record."""
+    try:
+        return _beginning(content(letter.value, mask) if letter.address else letter.value)
+    except BasculeError as error:
+        return f"({error})"
+
+
+def _beginning(value: bytes) -> str:
+    return value[: 4 * SHOWN_MAX].decode(errors="replace")[:SHOWN_MAX]
 
 
 def _described(letter: PipelineDeadLetter) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def test_dead_letters_and_jobs_are_listed_and_shown(
     ("job", "code", "said"),
     [
         (JOB, 0, ""),
+        (JOB | {"redriven": 0}, 0, "no dead letter that waits matches the request"),
         (JOB | {"failed": 2}, 1, "2 dead letters failed again"),
         (JOB | {"left": 3, "error": "divert:x is disabled"}, 1, "could not be redriven and still wait; the last reason: divert:x"),
         (JOB | {"state": "failed", "error": "the topic was recreated"}, 1, "the topic was recreated"),
@@ -83,7 +84,7 @@ def test_discard_asks_for_a_confirmation_of_what_was_listed(
 
 
 @pytest.mark.parametrize(
-    "wrong", [("run",), ("run", "--all", "--reason", "x"), ("run", "--since", "x"), ("list", "--header", "x"), ("discard",)]
+    "wrong", [("run",), ("run", "--all", "--reason", "x"), ("run", "--since", "x"), ("list", "--header", "x"), ("discard",), ("show", "17")]
 )
 def test_request_that_does_not_say_what_is_meant_is_refused(
     wrong: tuple[str, ...], broker: Broker, monkeypatch: pytest.MonkeyPatch

@@ -196,8 +196,10 @@ def test_dead_letters_and_offsets_are_moved_in_one_transaction(kafka: KafkaInMem
     assert letters.count() == 1
 
 
-@pytest.mark.parametrize(("key", "longest_s"), [("ingress:in/t/0", 60), ("diverts/journal/0", 300), ("divert:a/journal/0", 300)])
-def test_ingress_transactions_have_one_minute_timeout_at_most(kafka: KafkaInMemory, key: str, longest_s: int) -> None:
+@pytest.mark.parametrize(
+    ("key", "longest_s"), [("ingress:in/t/0", 60), ("redrive", 60), ("diverts/journal/0", 300), ("divert:a/journal/0", 300)]
+)
+def test_transactions_for_the_broker_have_one_minute_timeout_at_most(kafka: KafkaInMemory, key: str, longest_s: int) -> None:
     with closing(TransactionalWriter(SETTINGS, "id", "positions", key)) as writer:
         found = [writer._effects.settings(Attempt(long=long))["transaction.timeout.ms"] for long in (False, True)]
     assert found == [30_000, longest_s * 1000]

@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError
 
 from bascule.config.settings import Settings
 from bascule.core.kafka_records import Outgoing
+from bascule.core.masking import PropertyMask
 from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
@@ -88,8 +89,9 @@ class World:
     def asked(self, ask: Callable[[Request], None], audit: AuditTrail | None = None) -> None:
         planning = OffsetPlans(self.kafka, NAMES)
         pages = PipelinePages(
-            self.control, Settings.model_validate(SETTINGS), audit or AuditTrail(), lambda: self.now_ms, lambda: planning, no_redriving
-        )
+            self.control, Settings.model_validate(SETTINGS), audit or AuditTrail(), lambda: self.now_ms, lambda: planning, no_redriving,
+            PropertyMask,
+        )  # fmt: skip
 
         def run(port: int) -> None:
             def request(method: str, path: str, role: str = "manage", **arguments: Any) -> tuple[int, Any]:

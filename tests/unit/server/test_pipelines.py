@@ -11,6 +11,7 @@ import pytest
 
 from bascule.config.settings import Settings
 from bascule.core.errors import Unavailable
+from bascule.core.masking import PropertyMask
 from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
 from bascule.kafka.control import ControlTopics
@@ -82,7 +83,9 @@ def report(topics: ControlTopics, *, at_ms: int = NOW_MS, running: bool = True, 
 
 def asked(topics: Any, ask: Callable[[Callable[..., tuple[int, Any]]], None], audit: AuditTrail | None = None) -> None:
     """Let ``ask`` send requests, as an administrator with the role manage if it does not name a role."""
-    pages = PipelinePages(topics, Settings.model_validate(SETTINGS), audit or AuditTrail(), lambda: NOW_MS, lambda: PLANNING, no_redriving)
+    pages = PipelinePages(
+        topics, Settings.model_validate(SETTINGS), audit or AuditTrail(), lambda: NOW_MS, lambda: PLANNING, no_redriving, PropertyMask
+    )
 
     def run(port: int) -> None:
         def request(method: str, path: str, role: str = "manage", body: str | None = None) -> tuple[int, Any]:
@@ -167,7 +170,7 @@ def test_verbs_store_the_wanted_state_for_the_driver_and_are_audited(topics: Con
 
 def test_each_path_needs_its_role_and_the_guide_names_it(topics: ControlTopics) -> None:
     report(topics, divert_orders=REPORT, ingress_orders=REPORT)
-    pages = PipelinePages(topics, Settings(), AuditTrail(), lambda: NOW_MS, lambda: PLANNING, no_redriving)
+    pages = PipelinePages(topics, Settings(), AuditTrail(), lambda: NOW_MS, lambda: PLANNING, no_redriving, PropertyMask)
     paths = [path for path in pages.paths() if not path.path.startswith("/redrive")]
     assert len(paths) == 21
 

@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 
 from bascule.config.settings import Settings
+from bascule.core.errors import BadRecord, Unavailable
+from bascule.core.kafka_records import KafkaRecord, Outgoing
+from bascule.core.masking import MASK, PropertyMask
 from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
+from bascule.kafka.compacted import Appender
 from bascule.kafka.control import ControlTopics
 from bascule.kafka.redriving import RedriveTopics
+from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.redrive import RedriveRun
-from bascule.pipelines.spec import DivertSpec, PipelinesSpec
+from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.server import redrive
 from bascule.server.admin_access import AdminRole
 from bascule.server.audit import AuditTrail, FileSink
@@ -42,13 +47,17 @@ class Place:
         }  # fmt: skip
         own_topics.ensure(self.kafka, wanted)
         self.control = ControlTopics(self.kafka, NAMES)
+        self.masked: tuple[str, ...] = ()
         self.pipelines = PipelinesSpec("bascule", dict(self.kafka), (DivertSpec("orders", "#", "orders"),))
 
     def redriving(self) -> RedriveTopics:
         return RedriveTopics(self.kafka, NAMES)
 
     def pages(self, audit: AuditTrail | None = None) -> PipelinePages:
-        return PipelinePages(self.control, Settings(), audit or AuditTrail(), lambda: NOW_MS, lambda: PLANNING, self.redriving)
+        return PipelinePages(
+            self.control, Settings(), audit or AuditTrail(), lambda: NOW_MS, lambda: PLANNING, self.redriving,
+            lambda: PropertyMask(self.masked),
+        )  # fmt: skip
 
     def asked(self, ask: Callable[[Callable[..., tuple[int, Any]]], None], audit: AuditTrail | None = None) -> None:
         def run(port: int) -> None:
@@ -65,6 +74,10 @@ class Place:
         """Carry out the jobs as the driver does."""
         for job in self.control.wishes(10).redrives.values():
             RedriveRun(self.pipelines, self.redriving(), job, lambda: False).carry_out()
+
+
+def fail(_: object) -> None:
+    raise Unavailable("Kafka does not answer")
 
 
 def reasons(found: Any) -> list[str]:
@@ -116,7 +129,55 @@ def test_dead_letters_are_listed_shown_and_redriven(place: Place, tmp_path: Path
     audit.close()
     lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
     assert [(line["action"], line["who"]) for line in lines if line["action"] == "redrive run"] == [("redrive run", "manage")]
+    assert [json.loads(line["arguments"])["all"] for line in lines if line["action"] == "redrive run"] == [True]
     assert {line["action"] for line in lines} == {"redrive list", "redrive show", "redrive run"}
+
+
+def test_masked_headers_are_hidden_under_each_name_of_their_property(place: Place, tmp_path: Path) -> None:
+    secrets = [("pin", b"11"), ("jms.pin", b"22"), ("jms.long.pin", b"33"), ("card-number", b"44")]
+    record = KafkaRecord("stock", 0, 0, None, b"hello", [("color", b"red"), *secrets], BEGIN_MS)
+    engine = IngressEngine(IngressSpec("in", "queue", ("stock",)), place.pipelines.bridge_id, NAMES.ingress, NAMES.dead_letters)
+    output = engine.dead_letter(record, "VALUE_CONVERTER", BadRecord("bad"))
+    headers: Any = output.headers
+    appender = Appender(place.kafka)
+    appender.append(Outgoing(output.topic, None, output.value, headers, 0, output.timestamp_ms)).result(30)
+    appender.close()
+    audit = AuditTrail([lambda done: FileSink(tmp_path / "audit", done)])
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        (letter,) = request("GET", "/redrive/letters?header=pin:11", "edit")[1]["letters"]
+        path = f"/redrive/letters/{letter['place'].replace(':', '/')}"
+        shown = request("GET", path, "edit")[1]
+        assert shown["headers"][:5] == [["color", "red"], *([name, value.decode()] for name, value in secrets)]
+        place.masked = ("PIN", "card_*")  # as after a reload of the settings
+        shown = request("GET", path, "edit")[1]
+        assert shown["headers"][:5] == [["color", "red"], *([name, MASK] for name, _ in secrets)]
+        for name, value in secrets:
+            code, found = request("GET", f"/redrive/letters?header={name}:{value.decode()}", "edit")
+            assert (code, found["error"]) == (
+                400, f"header: admin.masked_properties hides the values of {name!r}; choose by another header",
+            )  # fmt: skip
+        assert len(request("GET", "/redrive/letters?header=color:red", "edit")[1]["letters"]) == 1
+        assert request("POST", "/redrive/run", body={"headers": {"jms.long.pin": "33", "color": "red"}})[0] == 202
+
+    place.asked(ask, audit)
+    audit.close()
+    (line,) = [line for line in map(json.loads, (tmp_path / "audit").read_text().splitlines()) if line["action"] == "redrive run"]
+    assert json.loads(line["arguments"]) == {"headers": {"jms.long.pin": MASK, "color": "red"}}
+
+
+def test_content_is_not_shown_if_it_cannot_be_audited(place: Place, tmp_path: Path) -> None:
+    bury(place.pipelines, "orders", "1")
+    audit = AuditTrail([lambda done: FileSink(tmp_path / "missing" / "audit", done)], required=True)
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        audit.record("login", "", who="", peer="")  # fails
+        for method, path in (("GET", "/redrive/letters"), ("GET", "/redrive/letters/0/0"), ("POST", "/redrive/run")):
+            code, found = request(method, path, body={"all": True} if method == "POST" else None)
+            assert (code, found["error"]) == (503, audit.blocked), path
+
+    place.asked(ask, audit)
+    audit.close()
 
 
 def test_discard_needs_a_confirmation_and_a_request_says_which_dead_letters_it_means(place: Place) -> None:
@@ -154,6 +215,11 @@ def test_broker_refuses_jobs_that_nobody_finishes_and_forgets_old_ones(place: Pl
         place.carry_out()
         second = request("POST", "/redrive/run", body={"all": True})[1]["job"]
         assert [job["job"] for job in request("GET", "/redrive/jobs")[1]] == [second] != [first]
+        place.carry_out()
+        with monkeypatch.context() as patched:
+            patched.setattr(place.control, "forget", fail)
+            assert request("POST", "/redrive/run", body={"all": True})[0] == 503
+        assert [job["job"] for job in request("GET", "/redrive/jobs")[1]] == [second], "a refused job was stored"
 
     place.asked(ask)
 
