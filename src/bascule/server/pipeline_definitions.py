@@ -140,6 +140,10 @@ class DefinitionPages:
         if pipeline not in known.wishes.definitions and not leftover and not self._pages.is_leaving(known, pipeline):
             raise UnknownAddress(f"there is no {_KIND} {name!r:.60}")
         await self._pages.beside(partial(self._pages.topics.undefine, pipeline))
+        # Another broker may have stored a change at the same time. A definition with another id is a new one.
+        before, after = known.wishes.definitions.get(pipeline), (await self._pages.known()).wishes.definitions.get(pipeline)
+        if before is not None and after is not None and before.id == after.id:
+            raise DefinitionConflict(f"somebody else has changed {_KIND} {name!r} at the same time, so it still exists; delete it again")
         return {}
 
     def _check_free(self, known: KnownPipelines, name: str) -> None:

@@ -292,12 +292,12 @@ class PipelinePages:
             "wanted": DELETED if leaving else known.wishes.of(pipeline).value,
             "wanted_by": "" if wish is None else wish.by,
             "wanted_at_ms": None if wish is None else wish.at_ms,
-            **_figures(report),
+            **_figures(report, current=report is not None and report.is_of(own)),
         }  # fmt: skip
 
 
-def _figures(report: PipelineReport | None) -> dict[str, Any]:
-    """Return the rest of a status: what the driver has reported, or nothing."""
+def _figures(report: PipelineReport | None, *, current: bool) -> dict[str, Any]:
+    """Return the rest of a status: what the driver has reported, or nothing. ``current``: it ran the pipeline by the definition of now."""
     if report is None:
         return {
             "group": "", "lag": None, "records_per_s": None, "restarts": None, "error": "", "error_at_ms": None, "partitions": 0,
@@ -314,7 +314,7 @@ def _figures(report: PipelineReport | None) -> dict[str, Any]:
         "sources": [dict(zip(("topic", "partition", "offset", "end"), each, strict=True)) for each in report.sources],
         "driver": report.driver,
         "reported_at_ms": report.at_ms,
-        "reported_revision": report.revision or None,
+        "reported_revision": report.revision or None if current else None,
     }
 
 
