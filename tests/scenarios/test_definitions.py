@@ -254,6 +254,26 @@ def test_definition_with_a_name_of_the_file_has_no_effect(bridge: Bridge, define
 
 
 @pytest.mark.on_mock_cluster
+def test_driver_starts_many_ingresses_one_after_the_other_and_looks_after_those_that_run(
+    bridge: Bridge, definer: Definer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "DEFINITIONS_S", 0.0)
+    names = ["a", "b", "c"]
+    for name in names:
+        definer.define(name=name)
+    with bridge.running() as running:
+        assert not running.driver.all_tried
+        for count in range(1, 4):
+            running.driver.poll()
+            assert len(running.driver.queries) == count
+            assert running.driver.all_tried is (count == len(names))
+        definer.await_report(running, lambda reports: len(reports) == len(names))
+    # The reports of this driver say nothing about the next one, which has not started the ingresses yet.
+    with bridge.running():
+        wait_for(lambda: definer.states() == {}, "the reports of the earlier driver to be deleted")
+
+
+@pytest.mark.on_mock_cluster
 def test_ingress_of_the_file_that_moves_to_run_time_begins_as_a_new_one(bridge: Bridge, definer: Definer) -> None:
     definer.produce("0")
     ingress = IngressSpec("in", "file", (definer.source,))

@@ -106,7 +106,7 @@ class AdminApiClient:
         answer: dict[str, Any] = parsed(self._url, self._ask(f"{self._url}/{action}", json.dumps(arguments).encode(), ACT_TIMEOUT_S))
         return answer
 
-    def send(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+    def send(self, method: str, path: str, /, **arguments: Any) -> dict[str, Any]:
         """Send a request, and return its result. Raises InvalidInput, Unavailable."""
         body = json.dumps(arguments).encode()
         answer: dict[str, Any] = parsed(self._url, self._ask(f"{self._url}/{path}", body, ACT_TIMEOUT_S, method))

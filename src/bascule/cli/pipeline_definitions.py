@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -119,7 +120,13 @@ def _value(text: str) -> Any:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        # A TOML file may have times, and JSON has none.
+        found: dict[str, Any] = json.loads(
+            json.dumps(tomllib.loads(file.read_text(encoding="utf-8")), default=lambda moment: moment.isoformat())
+        )
+        return found
+    except RecursionError:
+        raise InvalidInput(f"{file}: arrays or tables are nested too deeply") from None
     except OSError as error:
         raise InvalidInput(f"{file}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -37,6 +37,8 @@ log = get_log(__name__)
 LOOK_S: Final = 1.0
 #: Pause, in seconds, after a step that was not complete: an attempt to pause a divert stops the task of its group.
 RETRY_S: Final = 5.0
+#: How long, in seconds, a driver follows definitions before it looks after its pipelines again. It may have hundreds to start.
+DEFINITIONS_S: Final = 5.0
 #: Interval, in seconds, of reports of positions. A change of a state is reported at once.
 REPORT_S: Final = 5.0
 #: Interval, in seconds, at which a driver writes all reports again: a driver that was replaced may have overwritten one of them.
@@ -76,6 +78,8 @@ class DriverControl:
         defined.steering, defined.specs = self._steering, self._specs
         self._driver = f"{socket.gethostname()}-{os.getpid()}"
         self._begun = False
+        #: Whether the steps of all definitions were tried: until then, there are pipelines that this driver has not started.
+        self.all_tried = False
         self._look_due_s = self._step_due_s = self._report_due_s = self._whole_report_due_s = 0.0
         self._trouble = self._unreported = ""
         self._states: dict[str, PipelineState] = {}
@@ -97,8 +101,10 @@ class DriverControl:
         wishes = self._topics.wishes(READ_TIMEOUT_S, decides=True)
         self._holds.held |= self._steering.begin(wishes, self._holds.moves.handled() if wishes.offsets else {})
         self._definitions.begin(wishes.definitions, self._positions.definitions())
+        self.all_tried = not any(self._definitions.due)
         reported = self._topics.reported(READ_TIMEOUT_S)
-        self._stale = reported & self._definitions.pipelines
+        # Of the ingresses that begin again, only this driver knows the states.
+        self._stale = (reported & self._definitions.pipelines) - wishes.definitions.keys()
         self._topics.report(dict.fromkeys(reported - self._specs.keys() - self._stale))
         self._begun = True
 
@@ -125,11 +131,14 @@ class DriverControl:
                 self._look_due_s = time.monotonic() + REPORT_S
                 return
             self._trouble = ""
-        self._redrives.follow(self._jobs, (spec for spec in self._specs.values() if isinstance(spec, IngressSpec)))
         if now_s >= self._step_due_s:
-            self._definitions.step(self._defined)  # first: a pipeline that is deleted must not be resumed
+            # first: a pipeline that is deleted must not be resumed
+            self.all_tried = self._definitions.step(self._defined, lambda: time.monotonic() - now_s < DEFINITIONS_S)
             self._steering.step(self._holds)
-            self._step_due_s = now_s + RETRY_S if any((*self._definitions.due, *self._steering.due)) else 0.0
+            failed = self.all_tried and any((*self._definitions.due, *self._steering.due))
+            self._step_due_s = now_s + RETRY_S if failed else 0.0
+        if self.all_tried:  # a redrive leaves the dead letters of ingresses that are not started yet
+            self._redrives.follow(self._jobs, (spec for spec in self._specs.values() if isinstance(spec, IngressSpec)))
         states = {name: self._state_of(name) for name in self._specs}
         tasks = {name: self._query_of(name) for name in states}
         self._restarts = self._restart_counts.look(tasks, self._queries)
@@ -219,6 +228,7 @@ class DriverControl:
             offsets_request=self._moved[name],
             offsets_error=self._holds.moves.refusal(name, self._moved[name]),
             revision=self._definitions.revision(name),
+            definition_id=self._definitions.id_of(name),
         )  # fmt: skip
 
     def _rate(self, name: str, positions: list[Position]) -> float | None:

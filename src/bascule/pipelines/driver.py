@@ -159,6 +159,11 @@ class Driver:
             self._told = {name: told for name, told in self._told.items() if reasons.get(name) and name not in due}
             self._tell({name: why for name, why in due.items() if why})
 
+    @property
+    def all_tried(self) -> bool:
+        """Return True if the driver has tried to start all pipelines, also those that were defined at run time."""
+        return self._control.all_tried
+
     def watched(self) -> AbstractContextManager[None]:
         """Return a context that raises SparkEnded if a call to Spark fails because its JVM has ended."""
         return self._starting.watched()
@@ -452,7 +457,7 @@ def run_pipelines(
                     queries = driver.queries
                     stopped = {name: query.stopped for name, query in queries.items() if query.stopped is not None}
                     # A held pipeline may wait for a move. An idle query notices a successor late: one that has noticed it ends the driver.
-                    ends = len(stopped.keys() - driver.held) == len(queries)
+                    ends = driver.all_tried and len(stopped.keys() - driver.held) == len(queries)
                     if queries and (ends or any(query.superseded for query in queries.values())):
                         raise PipelineStopped("; ".join(f"{name}: {reason}" for name, reason in stopped.items()))
         finally:

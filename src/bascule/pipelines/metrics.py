@@ -11,7 +11,7 @@ require("metrics", "or unset pipelines.metrics_port")
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -43,6 +43,12 @@ class Measured:
     counts: Mapping[str, PipelineCount] = field(default_factory=dict)
     lag_s: Mapping[str, float] = field(default_factory=dict)
     tasks: Mapping[str, CarriedCounts] = field(default_factory=dict)
+
+    def of_the_same(self, reports: Mapping[str, PipelineReport]) -> Measured:
+        """Return this without the counts of ingresses that were deleted and created again: they begin at 0."""
+        gone = {name for name, report in self.reports.items() if name in reports and reports[name].definition_id != report.definition_id}
+        counts = {name: count for name, count in self.counts.items() if name not in gone}
+        return replace(self, counts=counts, tasks={name: carried for name, carried in self.tasks.items() if name not in gone})
 
 
 #: Metric, its help, and the field of PipelineCount.
@@ -100,7 +106,7 @@ class PipelineMetrics(Collector):
             counts = summed(counts, {f"{kind}{name}": count for name, count in position.carried.pipelines.items()})
             if task in queries:
                 tasks[task] = tasks[task].plus(position.carried) if task in tasks else position.carried
-        before, none = self._measured, PipelineCount()
+        before, none = self._measured.of_the_same(reports), PipelineCount()
         counts = {name: counts.get(name, none).at_least(before.counts.get(name, none)) for name in reports}
         known = {name: before.tasks[name] for name in before.tasks if name in queries}
         tasks = known | {name: carried.at_least(known.get(name, carried)) for name, carried in tasks.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
 from starlette.requests import Request
@@ -45,7 +46,7 @@ async def arguments_of(request: Request) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise InvalidInput("the arguments must be a JSON object")
     for name, value in arguments.items():
-        if not _is_text(name) or (isinstance(value, str) and not _is_text(value)):
+        if not all(map(_is_text, (name, *_texts(value)))):
             raise InvalidInput(f"argument {name!r:.60} must be Unicode text, but contains half of a surrogate pair")
     return arguments
 
@@ -87,6 +88,19 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("an object has the same name twice")
     return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all strings in a value, whose depth is limited."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
 
 
 def _is_text(value: str) -> bool:

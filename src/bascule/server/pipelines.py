@@ -99,8 +99,8 @@ class PipelineLeaving(InvalidInput):
 class PipelineTopics(Protocol):
     """The topics by which pipelines are controlled; see bascule.kafka.control.ControlTopics. Blocking."""
 
-    def wishes(self, timeout_s: float) -> Wishes:
-        """Return all wishes. Raises Unavailable, UnreadableControl."""
+    def wishes(self, timeout_s: float, *, decides: bool = False) -> Wishes:
+        """Return all wishes. ``decides``: a former leader must not answer. Raises Unavailable, UnreadableControl."""
 
     def reports(self, timeout_s: float) -> Reports:
         """Return the newest reports. Raises Unavailable, UnreadableControl."""
@@ -226,9 +226,16 @@ class PipelinePages:
 
     # -- what is known -------------------------------------------------------------------------------------------------
 
-    async def known(self) -> KnownPipelines:
-        """Return the reports and the wishes. Raises Unavailable, UnreadableControl."""
-        return await self.beside(lambda: KnownPipelines(self.topics.reports(READ_TIMEOUT_S), self.topics.wishes(READ_TIMEOUT_S)))
+    async def known(self, *, decides: bool = False) -> KnownPipelines:
+        """Return the reports and the wishes. Set ``decides`` if what is stored next depends on the wishes.
+
+        Raises Unavailable, UnreadableControl.
+        """
+
+        def read() -> KnownPipelines:
+            return KnownPipelines(self.topics.reports(READ_TIMEOUT_S), self.topics.wishes(READ_TIMEOUT_S, decides=decides))
+
+        return await self.beside(read)
 
     async def beside(self, work: Callable[[], T]) -> T:
         """Return the result of work that waits for Kafka, done in a thread."""
@@ -294,12 +301,12 @@ class PipelinePages:
             "wanted": DELETED if leaving else known.wishes.of(pipeline).value,
             "wanted_by": "" if wish is None else wish.by,
             "wanted_at_ms": None if wish is None else wish.at_ms,
-            **_figures(report),
+            **_figures(report, current=report is not None and report.is_of(own)),
         }  # fmt: skip
 
 
-def _figures(report: PipelineReport | None) -> dict[str, Any]:
-    """Return the rest of a status: what the driver has reported, or nothing."""
+def _figures(report: PipelineReport | None, *, current: bool) -> dict[str, Any]:
+    """Return the rest of a status: what the driver has reported, or nothing. ``current``: it ran the pipeline by the definition of now."""
     if report is None:
         return {
             "group": "", "lag": None, "records_per_s": None, "restarts": None, "error": "", "error_at_ms": None, "partitions": 0,
@@ -316,7 +323,7 @@ def _figures(report: PipelineReport | None) -> dict[str, Any]:
         "sources": [dict(zip(("topic", "partition", "offset", "end"), each, strict=True)) for each in report.sources],
         "driver": report.driver,
         "reported_at_ms": report.at_ms,
-        "reported_revision": report.revision or None,
+        "reported_revision": report.revision or None if current else None,
     }
 
 

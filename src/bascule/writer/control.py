@@ -127,6 +127,7 @@ class PipelineReport:
 
     ``offsets_request`` is the last request to move positions that this driver has handled, and ``offsets_error`` why it was refused.
     ``revision`` is that of the definition made at run time, 0 if the pipeline is defined in the driver's configuration file.
+    ``definition_id`` is the id of this definition, "" also if a driver of an earlier version has reported.
     """
 
     state: PipelineState
@@ -144,6 +145,11 @@ class PipelineReport:
     offsets_request: str = ""
     offsets_error: str = ""
     revision: int = 0
+    definition_id: str = ""
+
+    def is_of(self, definition: PipelineDefinition | None) -> bool:
+        """Return whether the driver ran the pipeline by a definition, and not by an earlier one of the same name."""
+        return definition is None or self.definition_id in ("", definition.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +164,7 @@ class DriverReport:
 R = TypeVar("R", Wish, RestartWish, OffsetsWish, PipelineDefinition, PipelineReport, DriverReport)
 #: Types of fields that are no enumerations. ``sources`` and ``moves`` have checks of their own.
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    **dict.fromkeys(("id", "by", "driver", "group", "error", "offsets_request", "offsets_error"), (str,)),
+    **dict.fromkeys(("id", "by", "driver", "group", "error", "offsets_request", "offsets_error", "definition_id"), (str,)),
     **dict.fromkeys(("at_ms", "partitions", "restarts", "error_at_ms", "revision"), (int,)),
     "running": (bool,),
     **dict.fromkeys(("definition", "settings"), (dict,)),

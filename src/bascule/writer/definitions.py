@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -36,6 +36,8 @@ class DefinitionSteps:
         self._configured = frozenset(configured)
         self._have: dict[str, PipelineDefinition] = {}
         self._wanted: dict[str, PipelineDefinition] = {}
+        #: How often the steps of pipelines that are due were tried. Those that were not tried yet come first.
+        self._attempts: dict[str, int] = {}
         #: Definitions without effect, because the file has a pipeline of the name.
         self.ignored: frozenset[str] = frozenset()
 
@@ -54,31 +56,53 @@ class DefinitionSteps:
         self._wanted = {pipeline: each for pipeline, each in definitions.items() if self._is_free(pipeline)}
         self.ignored = frozenset(definitions.keys() - self._wanted.keys())
 
-    def step(self, effects: DefinitionEffects) -> None:
-        """Carry out what is due. Steps that are not complete are repeated by the next call."""
-        for pipeline in sorted(self.due):
-            have, wanted = self._have.get(pipeline), self._wanted.get(pipeline)
-            if have is not None and (wanted is None or wanted.id != have.id):
-                if not effects.remove(pipeline):
-                    continue
-                del self._have[pipeline]
-                have = None
-            if wanted is None:
-                continue
-            if have is None or have.revision == UNKNOWN_REVISION:
-                # A step that fails may have stored positions: the pipeline must be removed if its definition is deleted now.
-                self._have[pipeline] = replace(wanted, revision=UNKNOWN_REVISION)
-                done = effects.add(pipeline, wanted)
-            else:
-                done = effects.change(pipeline, wanted)
-            if done:
-                self._have[pipeline] = wanted
+    def step(self, effects: DefinitionEffects, more: Callable[[], bool] = lambda: True) -> bool:
+        """Carry out what is due. Steps that are not complete are repeated by the next call.
+
+        ``more`` is asked after each start or change, and ends the call. Pipelines that are deleted are all stopped before: nobody wants
+        them to be paused any more. Returns False if there are steps that no call has tried.
+        """
+        due = sorted(self.due, key=lambda pipeline: (self._attempts.get(pipeline, 0), pipeline))
+        self._attempts = {pipeline: self._attempts.get(pipeline, 0) for pipeline in due}
+        left = {pipeline for pipeline in due if self._is_left(pipeline) and not self._removed(effects, pipeline)}
+        for number, pipeline in enumerate(pipeline for pipeline in due if pipeline in self._wanted and pipeline not in left):
+            if number and not more():
+                break
+            self._attempts[pipeline] += 1
+            self._start(effects, pipeline, self._wanted[pipeline])
+        return all(self._attempts.values())
+
+    def _is_left(self, pipeline: str) -> bool:
+        """Return whether what a driver has of a pipeline belongs to a definition that is deleted."""
+        have, wanted = self._have.get(pipeline), self._wanted.get(pipeline)
+        return have is not None and (wanted is None or wanted.id != have.id)
+
+    def _removed(self, effects: DefinitionEffects, pipeline: str) -> bool:
+        if not effects.remove(pipeline):
+            self._attempts[pipeline] += 1
+            return False
+        del self._have[pipeline]
+        if pipeline not in self._wanted:
+            del self._attempts[pipeline]
+        return True
+
+    def _start(self, effects: DefinitionEffects, pipeline: str, wanted: PipelineDefinition) -> None:
+        have = self._have.get(pipeline)
+        if have is None or have.revision == UNKNOWN_REVISION:
+            # A step that fails may have stored positions: the pipeline must be removed if its definition is deleted now.
+            self._have[pipeline] = replace(wanted, revision=UNKNOWN_REVISION)
+            done = effects.add(pipeline, wanted)
+        else:
+            done = effects.change(pipeline, wanted)
+        if done:
+            self._have[pipeline] = wanted
 
     @property
     def due(self) -> Iterator[str]:
         """The pipelines whose steps are not complete."""
         for pipeline in {*self._have, *self._wanted}:
-            if _revision(self._have.get(pipeline)) != _revision(self._wanted.get(pipeline)):
+            # Two brokers may have stored different settings with the same id and revision.
+            if self._have.get(pipeline) != self._wanted.get(pipeline):
                 yield pipeline
 
     @property
@@ -91,9 +115,10 @@ class DefinitionSteps:
         have = self._have.get(pipeline)
         return UNKNOWN_REVISION if have is None else have.revision
 
+    def id_of(self, pipeline: str) -> str:
+        """Return the id of the definition with which a pipeline was started, "" if it was not."""
+        have = self._have.get(pipeline)
+        return "" if have is None else have.id
+
     def _is_free(self, pipeline: str) -> bool:
         return pipeline.partition(":")[2] not in self._configured
-
-
-def _revision(definition: PipelineDefinition | None) -> tuple[str, int] | None:
-    return None if definition is None else (definition.id, definition.revision)

@@ -33,6 +33,17 @@ def test_create_sends_settings_of_the_file_and_of_the_command(
     assert capsys.readouterr().out == "name in  kind ingress  revision 2  state running\n"
 
 
+def test_settings_may_be_times_and_have_any_name(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.answers |= {"/ingresses": (202, ANSWER), "/ingresses/in/config": (400, {"error": "unknown setting"})}
+    broker.answers |= {"/ingresses/in": (200, {"name": "in", "config": {}, "revision": 1}), "/ingresses/in/status": (200, STATUS)}
+    table = tmp_path / "in.toml"
+    table.write_text('topics = ["x"]\nstart = 2026-01-31T08:00:00Z\n')
+    assert run(monkeypatch, "ingress", "create", "in", "--file", str(table), "--admin", broker.url) == 0
+    assert broker.asked[0][1]["config"] == {"topics": ["x"], "start": "2026-01-31T08:00:00+00:00"}
+    assert run(monkeypatch, "ingress", "change", "in", "path=a", "method=b", "self=c", "--admin", broker.url) != 0
+    assert broker.asked[-1] == ("/ingresses/in/config?revision=1", {"path": "a", "method": "b", "self": "c"})
+
+
 def test_change_replaces_the_settings_that_it_has_read(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +92,7 @@ def test_create_waits_until_the_driver_uses_the_revision(
         (("topics",), "'topics' must be SETTING=VALUE"),
         (("--file", "missing.toml"), "No such file"),
         (("--file", "x.toml"), "not valid TOML"),
+        (("--file", "deep.toml"), "nested too deeply"),
     ],
 )
 def test_settings_that_cannot_be_read_are_refused(
@@ -88,6 +100,7 @@ def test_settings_that_cannot_be_read_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     (tmp_path / "x.toml").write_text("= 1")
+    (tmp_path / "deep.toml").write_text(f"a = {'[' * 10_000}{']' * 10_000}")
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, "ingress", "create", "in", *arguments, "--admin", broker.url) != 0
     assert said in capsys.readouterr().err

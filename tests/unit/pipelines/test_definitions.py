@@ -8,6 +8,7 @@ from tests.scenarios.test_definitions import (  # noqa: F401
     test_definition_with_a_name_of_the_file_has_no_effect,
     test_definitions_made_while_no_driver_runs_are_followed_by_the_next_one,
     test_driver_killed_while_an_ingress_is_created_changed_and_deleted_carries_each_record_once,
+    test_driver_starts_many_ingresses_one_after_the_other_and_looks_after_those_that_run,
     test_driver_that_was_replaced_does_not_begin_a_deleted_ingress_again,
     test_ingress_created_again_begins_as_a_new_one,
     test_ingress_is_created_changed_and_deleted_while_the_others_run,

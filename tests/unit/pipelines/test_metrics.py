@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,9 +47,9 @@ class Driver:
         self.registry = CollectorRegistry()
         self.registry.register(self.metrics)
 
-    def run(self, stored: dict[str, Position] = STORED) -> None:
+    def run(self, stored: dict[str, Position] = STORED, reports: Mapping[str, PipelineReport] = REPORTS) -> None:
         self.metrics.show(STATES, TASKS, QUERIES, {name: QUERIES[task].restarts for name, task in TASKS.items()})
-        self.metrics.measure(REPORTS, stored, {("journal", 0): 9}, QUERIES)
+        self.metrics.measure(reports, stored, {("journal", 0): 9}, QUERIES)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"bascule_{name}", labels)
@@ -120,6 +121,17 @@ def test_no_counter_falls_if_a_position_is_read_no_more_or_has_begun_again() -> 
         after = counters(driver)
         assert {at: after[at] for at in before if at in after} == {at: before[at] for at in before if at in after}
     assert before == after
+
+
+def test_counters_of_an_ingress_that_was_created_again_begin_at_0() -> None:
+    driver = Driver()
+    carried = CarriedCounts({"stock": PipelineCount(1, 10, 0)}, latencies=CarriedCounts().latencies.with_these((0.2,)))
+    place = "ingress:stock/t/0"
+    for stored, definition, count in ((carried, "1", 1), (CarriedCounts(), "1", 1), (CarriedCounts(), "2", 0)):
+        reports = {**REPORTS, "ingress:stock": replace(REPORTS["ingress:stock"], revision=1, definition_id=definition)}
+        driver.run({place: replace(JOURNAL, topic="t", carried=stored)}, reports)
+        assert driver.value("pipeline_records_total", pipeline="ingress:stock") == count
+        assert driver.value("pipeline_latency_seconds_count", task="ingress:stock") == count
 
 
 def counters(driver: Driver) -> dict[tuple[str, str], float]:

@@ -154,6 +154,8 @@ BODIES = {
     "nested-objects": '{"name":' * 10_000,
     "a-long-number": '{"name": ' + "1" * 5_000 + "}",
     "half-a-surrogate-pair": '{"name": "\\ud800"}',
+    "half-a-surrogate-pair-in-a-list": '{"name": [{"a": "\\ud800"}]}',
+    "half-a-surrogate-pair-as-a-name-in-an-object": '{"name": {"\\ud800": 1}}',
     "half-a-surrogate-pair-as-a-name": '{"\\ud800": "q"}',
     "no-number": '{"name": NaN}',
     "no-utf-8": "\udcff",

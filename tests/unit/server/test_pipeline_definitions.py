@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from bascule.kafka.control import ControlTopics
 from bascule.server import pipeline_definitions
 from bascule.server.audit import AuditTrail, FileSink
-from bascule.writer.control import PipelineDefinition, PipelineReport, PipelineState, RestartWish, WantedState, Wish
+from bascule.writer.control import PipelineDefinition, PipelineReport, PipelineState, RestartWish, WantedState, Wish, Wishes
 from tests.unit.server.test_pipelines import NOW_MS, REPORT, asked, cluster, report, topics  # noqa: F401 - fixtures
 
 Request = Callable[..., tuple[int, Any]]
@@ -173,6 +174,59 @@ def test_definition_that_another_broker_replaces_at_the_same_time_is_a_conflict(
         assert (code, "somebody else has defined ingress 'prices' at the same time" in answer["error"]) == (409, True)
 
     asked(Crowded(topics), ask)
+
+
+class Former(Crowded):
+    """Topics whose former leader knows no definitions yet."""
+
+    def wishes(self, timeout_s: float, *, decides: bool = False) -> Wishes:
+        return self._topics.wishes(timeout_s, decides=decides) if decides else Wishes()
+
+    def define(self, pipeline: str, wanted: PipelineDefinition) -> None:
+        self._topics.define(pipeline, wanted)
+
+
+def test_ingress_that_a_former_leader_does_not_know_is_not_replaced(topics: ControlTopics) -> None:
+    def ask(request: Request) -> None:
+        assert create(request)[0] == 202
+        created = definition(topics)
+        assert create(request)[0] == 409
+        assert definition(topics) == created
+        assert change(request, body="bytes")[1]["revision"] == 2
+
+    asked(Former(topics), ask)
+
+
+class Changed(Crowded):
+    """Topics into which another broker writes a change while an ingress is deleted, and then deletes it and creates another one."""
+
+    def undefine(self, pipeline: str) -> None:
+        before = self._topics.wishes(10).definitions[pipeline]
+        self._topics.undefine(pipeline)
+        self._topics.define(pipeline, replace(before, revision=2) if before.revision == 1 else replace(before, id="other"))
+
+    def define(self, pipeline: str, wanted: PipelineDefinition) -> None:
+        self._topics.define(pipeline, wanted)
+
+
+def test_ingress_that_another_broker_changes_while_it_is_deleted_still_exists(topics: ControlTopics) -> None:
+    def ask(request: Request) -> None:
+        assert create(request)[0] == 202
+        code, answer = request("DELETE", "/ingresses/prices")
+        assert (code, "somebody else has changed ingress 'prices' at the same time" in answer["error"]) == (409, True)
+        assert request("DELETE", "/ingresses/prices")[0] == 202, "another ingress of this name is none of it"
+
+    asked(Changed(topics), ask)
+
+
+def test_report_about_an_earlier_ingress_of_the_name_has_no_revision_of_the_new_one(topics: ControlTopics) -> None:
+    def ask(request: Request) -> None:
+        assert create(request)[0] == 202
+        for reported, revision in (("an earlier one", None), (definition(topics).id, 1), ("", 1)):
+            report(topics, ingress_prices=PipelineReport(PipelineState.RUNNING, "host-1", NOW_MS, revision=1, definition_id=reported))
+            assert request("GET", "/ingresses/prices/status")[1]["reported_revision"] == revision
+
+    asked(topics, ask)
 
 
 def test_what_a_broken_request_has_left_is_deleted(topics: ControlTopics) -> None:

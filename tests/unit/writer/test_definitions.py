@@ -113,3 +113,42 @@ def test_names_of_the_file_are_left_alone_whatever_their_kind() -> None:
     assert set(world.running) == {"ingress:a"}
     assert world.marks["ingress:b"] == "an earlier one"
     assert (set(steps.ignored), set(steps.pipelines)) == ({"ingress:b"}, {"ingress:a"})
+
+
+def test_definition_of_another_broker_with_the_same_revision_is_followed() -> None:
+    world = World(random.Random(1), faults=False)
+    steps = started(world)
+    for settings in ({}, {"to": "a"}, {"to": "b"}):
+        world.definitions = {NAMES[0]: PipelineDefinition("1", 2, settings)}
+        steps.follow(world.definitions)
+        steps.step(world)
+        assert world.running == world.definitions
+
+
+class Slow(World):
+    """A driver that has time for one step in each call, and whose steps for one pipeline always fail."""
+
+    def add(self, pipeline: str, definition: PipelineDefinition) -> bool:
+        return pipeline != NAMES[0] and super().add(pipeline, definition)
+
+
+def test_steps_that_fail_leave_time_for_others() -> None:
+    world = Slow(random.Random(1), faults=False)
+    names = (*NAMES, "ingress:c", "ingress:d")
+    world.definitions = {name: PipelineDefinition(name, 1, {}) for name in names}
+    steps = started(world)
+    assert [steps.step(world, lambda: False) for _ in names] == [False, False, False, True]
+    assert (sorted(world.running), list(steps.due)) == (sorted(names[1:]), [NAMES[0]])
+    assert {steps.id_of(name) for name in names[1:]} == set(names[1:])
+    world.definitions["ingress:e"] = PipelineDefinition("e", 1, {})
+    steps.follow(world.definitions)
+    steps.step(world, lambda: False)
+    assert "ingress:e" in world.running, "a step that has failed often comes last"
+    del world.definitions["ingress:e"], world.definitions["ingress:d"]
+    world.definitions |= {f"ingress:0{number}": PipelineDefinition("0", 1, {}) for number in range(3)}
+    world.definitions["ingress:c"] = PipelineDefinition("again", 1, {})
+    steps.follow(world.definitions)
+    assert not steps.step(world, lambda: False), "not all were tried"
+    assert sorted(world.running) == ["ingress:00", "ingress:b"], "a pipeline that is deleted is stopped at once"
+    assert [steps.step(world, lambda: False) for _ in range(3)] == [False, False, True]
+    assert world.running == {name: each for name, each in world.definitions.items() if name != NAMES[0]}
