@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,6 +12,7 @@ from bascule.cli.imports.report import ImportOutcome, ImportReport, ImportRow
 from bascule.cli.imports.substitution import PropertyEntry
 from bascule.cli.imports.toml_text import toml_value
 from bascule.config.users_file import User, check_name
+from bascule.core.errors import InvalidInput
 from bascule.core.masking import MASK
 
 #: A password that Artemis has hashed or encrypted.
@@ -29,10 +30,30 @@ class ImportedUser(NamedTuple):
         return User(self.name, {}) if self.password is None else User.of(self.name, self.password, iterations=iterations)
 
 
-def import_users(entries: Iterable[PropertyEntry], file: str, users_file: Path, report: ImportReport) -> list[ImportedUser]:
+def check_not_exchanged(users: Sequence[PropertyEntry], roles: Sequence[PropertyEntry], roles_file: Path | None) -> None:
+    """Raise InvalidInput if the file of roles seems to be that of users, because the report would show its passwords."""
+    names = {entry.key for entry in users}
+    named = {name for entry in roles for name in words_of(entry.value)}
+    exchanged = {name for entry in users for name in words_of(entry.value)} & {entry.key for entry in roles}
+    if any(entry.value.startswith(_ENCODED) for entry in roles) or (exchanged and not names & named):
+        raise InvalidInput(f"--roles {roles_file}: seems to be the file of users, with their passwords; give it with --users")
+
+
+def _counting(entries: Sequence[PropertyEntry], file: str, kind: str, report: ImportReport) -> Iterator[PropertyEntry]:
+    """Yield the entries that count: of several with the same key, the last one, as in Java. Report the others."""
+    last = {entry.key: entry.line for entry in entries}
+    for entry in entries:
+        if entry.line == last[entry.key]:
+            yield entry
+        else:
+            note = f"line {last[entry.key]} replaces it, because it has the same name"
+            report.add(ImportRow(file, entry.line, f"{kind}/{entry.key}", MASK, ImportOutcome.NONE, "", note))
+
+
+def import_users(entries: Sequence[PropertyEntry], file: str, users_file: Path, report: ImportReport) -> list[ImportedUser]:
     """Return the users of a file."""
     found: dict[str, ImportedUser] = {}
-    for entry in entries:
+    for entry in _counting(entries, file, "users", report):
         outcome, note, password = ImportOutcome.TAKEN, "only verifiers of the password are stored", entry.value or None
         try:
             check_name(entry.key, "user")
@@ -47,10 +68,10 @@ def import_users(entries: Iterable[PropertyEntry], file: str, users_file: Path, 
     return list(found.values())
 
 
-def import_roles(entries: Iterable[PropertyEntry], file: str, report: ImportReport) -> dict[str, list[str]]:
+def import_roles(entries: Sequence[PropertyEntry], file: str, report: ImportReport) -> dict[str, list[str]]:
     """Return the users of each role of a file."""
     found: dict[str, list[str]] = {}
-    for entry in entries:
+    for entry in _counting(entries, file, "roles", report):
         users = words_of(entry.value)
         try:
             check_name(entry.key, "role")

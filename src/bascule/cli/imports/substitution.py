@@ -6,13 +6,18 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from bascule.cli.imports.report import shortened
 from bascule.core.errors import InvalidInput
 
 #: A properties file, or a configuration: far more than any that a broker can use.
 FILE_BYTES_MAX: Final = 8 << 20
+#: Java knows no other ends of lines: str.splitlines would end a password at others.
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _ENTRY = re.compile(r"((?:\\.|[^\\=:\s])+)\s*[=:\s]?\s*(.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+#: Properties that one error names.
+_MISSING_MAX: Final = 20
 _ESCAPED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
@@ -51,17 +56,16 @@ class PropertyReferences:
     def check(self) -> None:
         """Raise InvalidInput if a property has neither a value nor a default."""
         if self._missing:
-            raise InvalidInput(
-                "\n".join(
-                    f"{self._file}:{line}: property {name!r} has no value; give it with --property {name}=VALUE"
-                    for name, line in self._missing.items()
-                )
-            )
+            shown = [(shortened(name), line) for name, line in list(self._missing.items())[:_MISSING_MAX]]
+            errors = [f"{self._file}:{line}: property {name!r} has no value; give it with --property {name}=VALUE" for name, line in shown]
+            if len(self._missing) > _MISSING_MAX:
+                errors.append(f"and {len(self._missing) - _MISSING_MAX} other properties")
+            raise InvalidInput("\n".join(errors))
 
 
 def property_entries(text: str, file: str) -> Iterator[PropertyEntry]:
     """Yield the entries of a properties file of Java. Raises InvalidInput for a line without a key."""
-    lines = text.splitlines()
+    lines = _LINE_END.split(text)
     number = 0
     while number < len(lines):
         start, entry = number + 1, lines[number].lstrip()
@@ -74,7 +78,7 @@ def property_entries(text: str, file: str) -> Iterator[PropertyEntry]:
         match = _ENTRY.fullmatch(entry)
         if match is None:
             raise InvalidInput(f"{file}:{start}: not a line of a properties file: a key must precede '='")
-        yield PropertyEntry(start, _unescaped(match[1]), _unescaped(match[2].rstrip()))
+        yield PropertyEntry(start, _unescaped(match[1]), _unescaped(match[2]))
 
 
 def _continues(entry: str) -> bool:
