@@ -145,8 +145,10 @@ def _syntax(context: ImportContext, core: XmlNode) -> AddressSyntax:
             context.taken(node, note="Bascule always does this")
         else:
             context.none(node, _FALSE["wild-card-routing-enabled"])
-    if marks is not None:
-        context.taken(marks, note="the marks are left out of the matches")
+    if marks is not None and len(marks.text) == 2:
+        context.taken(
+            marks, note="the marks are left out of the matches of [[address]]; Artemis does not apply them to permissions, either"
+        )
     return AddressSyntax(found["delimiter"], found["any-words"], found["single-word"], marks.text if marks and len(marks.text) == 2 else "")
 
 
