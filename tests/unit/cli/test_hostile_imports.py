@@ -28,6 +28,8 @@ DOUBLING = "bridge { id = a }\na0 { x = 1 }\n" + "".join(
 )
 #: Texts that contain the text before them a thousand times.
 TEXTS = f'bridge {{ id = a }}\na0 = "{"x" * 1_000_000}"\n' + "".join(f"a{n} = {f'${{a{n - 1}}}' * 1000}\n" for n in range(1, 4))
+#: Each line continues the one before it.
+CONTINUED = "bridge.id = a\nother = " + "aa\\\n" * 1_500_000
 #: Objects 50 deep, each with a reference to the next one at its end.
 CHAIN = "bridge { id = a }\na40 = 1\n" + "".join(f"a{n} = {'{ x = ' * 50}${{a{n + 1}}}{' }' * 50}\n" for n in range(40))
 
@@ -53,6 +55,7 @@ CHAIN = "bridge { id = a }\na40 = 1\n" + "".join(f"a{n} = {'{ x = ' * 50}${{a{n 
         ("objects.conf", "a {" * 100_000, "objects.conf:1: values are nested more than 64 deep"),
         ("cycle.conf", "bridge { id = a }\na = ${b}\nb = ${a}", "cycle.conf:2: the reference ${b} leads to itself"),
         ("doubling.conf", DOUBLING, "values"),
+        ("entries.properties", "bridge.id = a\n" + "a\n" * 100_000, "entries.properties:100001: the file has more than 100,000 entries"),
         ("texts.conf", TEXTS, "texts.conf:3: the references make more than 16 Mi characters"),
         ("chain.conf", CHAIN, "values and references are nested more than 128 deep"),
         ("append.conf", "bridge { id = a }\n" + "b += 1\n" * 30_000, "the file has more than 20,000 values"),
@@ -127,6 +130,14 @@ CHILDREN = f"<address-settings><address-setting match='{'a' * 1_000_000}'>{'<b>1
 
 def repeated(section: str, element: str) -> str:
     return f"<{section}>{''.join(element.replace('N', str(number)) for number in range(20_000))}</{section}>"
+
+
+def test_entry_of_very_many_lines_is_read_in_time(tmp_path: Path) -> None:
+    (tmp_path / "a.properties").write_text(CONTINUED)
+    start_s = time.monotonic()
+    rows = import_sources(ImportOptions([tmp_path / "a.properties"], tmp_path / "bascule.toml")).report.rows
+    assert time.monotonic() - start_s < 20 * SLOWNESS
+    assert max(len(row.value) for row in rows) < 300
 
 
 @pytest.mark.parametrize(

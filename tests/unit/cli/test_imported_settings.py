@@ -101,6 +101,13 @@ def test_password_with_unusual_characters_is_neither_cut_nor_shown(tmp_path: Pat
     assert any("line 4 replaces it" in row.note for row in result.report.rows)
 
 
+def test_escaped_characters_outside_of_the_basic_plane_are_read(tmp_path: Path) -> None:
+    (tmp_path / "broker.xml").write_text("<configuration><core/></configuration>")
+    (tmp_path / "users").write_text("a\\ud83d\\ude00 = one\nb\\ud83d = two\n")
+    result = import_sources(ImportOptions([tmp_path / "broker.xml"], tmp_path / "bascule.toml", tmp_path / "users"))
+    assert [each.name for each in result.users or ()] == ["a\U0001f600", "b\ufffd"]
+
+
 @pytest.mark.parametrize("users", ["ann = 1-secret\nbob = 2-secret\n", "ann = ENC(1024:00:00)\n"])
 def test_files_of_users_and_roles_that_are_exchanged_are_refused(users: str, tmp_path: Path) -> None:
     (tmp_path / "broker.xml").write_text("<configuration><core/></configuration>")

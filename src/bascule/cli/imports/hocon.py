@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from bascule.cli.imports.report import shortened
-from bascule.cli.imports.substitution import FILE_BYTES_MAX
+from bascule.cli.imports.substitution import FILE_BYTES_MAX, whole_characters
 from bascule.core.errors import InvalidInput
 
 DEPTH_MAX: Final = 64
@@ -256,7 +256,7 @@ class _HoconParser:
         if triple:
             return raw
         try:
-            return str(json.loads(f'"{raw}"'))
+            return whole_characters(str(json.loads(f'"{raw}"')))
         except ValueError:
             raise InvalidInput(f"{self._file}:{line}: the text in quotation marks has an escape that JSON does not know") from None
 
@@ -286,10 +286,10 @@ def _with_object(node: HoconNode, line: int) -> HoconNode:
 
 def _last_object(node: HoconNode) -> dict[str, HoconNode]:
     match node.value:
-        case HoconOverlay(parts):
-            value = parts[-1][0].value
-        case HoconConcatenation(parts):
-            value = parts[-1].value
+        case HoconOverlay(assigned):
+            value = assigned[-1][0].value
+        case HoconConcatenation(joined):
+            value = joined[-1].value
         case _:
             value = node.value
     return value if isinstance(value, dict) else {}
@@ -358,8 +358,9 @@ class _Resolver:
 
     def _referred(self, node: HoconNode, reference: HoconReference, through: tuple[tuple[str, ...], ...]) -> HoconNode | None:
         name = ".".join(reference.path)
-        if reference.path in through or len(through) >= DEPTH_MAX:
-            raise InvalidInput(f"{self._file}:{node.line}: the reference ${{{name}}} leads to itself")
+        shown = shortened(name)
+        if reference.path in through:
+            raise InvalidInput(f"{self._file}:{node.line}: the reference ${{{shown}}} leads to itself")
         if name in self._properties:
             return HoconNode(node.line, self._properties[name])
         target: HoconNode | None = self._root
@@ -370,7 +371,7 @@ class _Resolver:
             return self.resolved(target, (*through, reference.path))
         if reference.optional:
             return None
-        raise InvalidInput(f"{self._file}:{node.line}: ${{{name}}} has no value; give it with --property {name}=VALUE")
+        raise InvalidInput(f"{self._file}:{node.line}: ${{{shown}}} has no value; give it with --property {shown}=VALUE")
 
 
 def _assigned(before: HoconNode, value: HoconNode, *, append: bool) -> HoconNode:
