@@ -63,6 +63,8 @@ def import_users(entries: Sequence[PropertyEntry], file: str, users_file: Path, 
         if entry.value.startswith(_ENCODED) or password is None or not password.isprintable():
             password, outcome = None, ImportOutcome.DIFFERS
             note = f"the password cannot be read; set one: `bascule user passwd {entry.key} --file {users_file}`"
+        if users_file.exists():
+            note += "; a user of this file with the same name stays as it is"
         found[entry.key] = ImportedUser(entry.key, password)
         report.add(ImportRow(file, entry.line, f"users/{entry.key}", MASK, outcome, f"user in {users_file}", note))
     return list(found.values())
@@ -79,9 +81,13 @@ def import_roles(entries: Sequence[PropertyEntry], file: str, report: ImportRepo
             report.add(ImportRow(file, entry.line, f"roles/{entry.key}", entry.value, ImportOutcome.NONE, "", str(error)))
             continue
         found[entry.key] = users
-        setting = f"broker.roles.{toml_value(entry.key) if not entry.key.isidentifier() else entry.key} = {toml_value(users)}"
+        setting = f"broker.roles.{_key(entry.key)} = {toml_value(users)}"
         report.add(ImportRow(file, entry.line, f"roles/{entry.key}", entry.value, ImportOutcome.TAKEN, setting, ""))
     return found
+
+
+def _key(role: str) -> str:
+    return role if role.isidentifier() else toml_value(role)
 
 
 def define_roles(
@@ -92,6 +98,8 @@ def define_roles(
     for role in named:
         if not roles[role]:
             note = f"no user has this role; `bascule user roles NAME {role}`, or add users to broker.roles, or import with --roles"
-            report.add(ImportRow(*place, f"security-settings/role {role}", "", ImportOutcome.DIFFERS, f"broker.roles.{role} = []", note))
+            report.add(
+                ImportRow(*place, f"security-settings/role {role}", "", ImportOutcome.DIFFERS, f"broker.roles.{_key(role)} = []", note)
+            )
     if roles:
         draft.set_unchecked("broker", {"roles": roles})
