@@ -29,7 +29,7 @@ DOUBLING = "bridge { id = a }\na0 { x = 1 }\n" + "".join(
 #: Texts that contain the text before them a thousand times.
 TEXTS = f'bridge {{ id = a }}\na0 = "{"x" * 1_000_000}"\n' + "".join(f"a{n} = {f'${{a{n - 1}}}' * 1000}\n" for n in range(1, 4))
 #: Each line continues the one before it.
-CONTINUED = "bridge.id = a\nother = " + "aa\\\n" * 1_500_000
+CONTINUED = "bridge.id = a\nother = " + "aa\\\n" * 150_000
 #: Objects 50 deep, each with a reference to the next one at its end.
 CHAIN = "bridge { id = a }\na40 = 1\n" + "".join(f"a{n} = {'{ x = ' * 50}${{a{n + 1}}}{' }' * 50}\n" for n in range(40))
 
@@ -55,11 +55,11 @@ CHAIN = "bridge { id = a }\na40 = 1\n" + "".join(f"a{n} = {'{ x = ' * 50}${{a{n 
         ("objects.conf", "a {" * 100_000, "objects.conf:1: values are nested more than 64 deep"),
         ("cycle.conf", "bridge { id = a }\na = ${b}\nb = ${a}", "cycle.conf:2: the reference ${b} leads to itself"),
         ("doubling.conf", DOUBLING, "values"),
-        ("entries.properties", "bridge.id = a\n" + "a\n" * 100_000, "entries.properties:100001: the file has more than 100,000 entries"),
+        ("entries.properties", "bridge.id = a\n" + "a\n" * 50_000, "entries.properties:50001: the file has more than 50,000 entries"),
         ("texts.conf", TEXTS, "texts.conf:3: the references make more than 16 Mi characters"),
         ("chain.conf", CHAIN, "values and references are nested more than 128 deep"),
         ("append.conf", "bridge { id = a }\n" + "b += 1\n" * 30_000, "the file has more than 20,000 values"),
-        ("dots.conf", "bridge { id = a }\n" + "b." * 1_000_000 + "c = 1", "dots.conf:2: a key has more than 64 parts"),
+        ("dots.conf", "bridge { id = a }\n" + "b." * 200_000 + "c = 1", "dots.conf:2: a key has more than 64 parts"),
         ("long.conf", "bridge { id = a }\n" + "b" * 1_000_000 + " = 1", "long.conf:2: a key has more than 64 parts, or a part with more"),
         ("words.conf", "bridge { id = a }\n" + "b" * 1_000_000 + " 1 }", "words.conf:2: "),
         ("attributes.xml", "<configuration>" + "<a b='' c='' d=''/>" * 70_000 + "</configuration>", "more than 200,000 attributes"),
@@ -129,7 +129,7 @@ CHILDREN = f"<address-settings><address-setting match='{'a' * 1_000_000}'>{'<b>1
 
 
 def repeated(section: str, element: str) -> str:
-    return f"<{section}>{''.join(element.replace('N', str(number)) for number in range(20_000))}</{section}>"
+    return f"<{section}>{''.join(element.replace('N', str(number)) for number in range(4000))}</{section}>"
 
 
 def test_entry_of_very_many_lines_is_read_in_time(tmp_path: Path) -> None:

@@ -37,8 +37,10 @@ class MatchInheritance:
         """Return the elements that match every address of a pattern; of two, Artemis prefers the first one."""
         near = [self._taken[place] for place in self._index.matching(pattern)]
         found = [each for each in near if each.pattern != pattern and _covers(each.pattern.split("."), pattern.split("."))]
-        by_preference = cmp_to_key(lambda one, other: -1 if _artemis_prefers(one.match, other.match, self._syntax) else 1)
-        return [each.node for each in sorted(found, key=by_preference)]
+        return [each.node for each in sorted(found, key=cmp_to_key(self._order))]
+
+    def _order(self, one: TakenMatch, other: TakenMatch) -> int:
+        return -1 if _artemis_prefers(one.match, other.match, self._syntax) else 1
 
 
 def _covers(general: Sequence[str], special: Sequence[str]) -> bool:

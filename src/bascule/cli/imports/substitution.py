@@ -11,7 +11,7 @@ from bascule.core.errors import InvalidInput
 
 #: A properties file, or a configuration: far more than any that a broker can use.
 FILE_BYTES_MAX: Final = 8 << 20
-ENTRIES_MAX: Final = 100_000
+ENTRIES_MAX: Final = 50_000
 #: Java knows no other ends of lines: str.splitlines would end a password at others.
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
