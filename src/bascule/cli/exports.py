@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,6 +19,7 @@ from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 
 if TYPE_CHECKING:
     from bascule.client.encoded import EncodedSender
+    from bascule.client.links import PendingSend
 
 exports = typer.Typer(
     help="Write definitions, or the messages of a queue, to a file.",
@@ -130,7 +130,7 @@ def _read_definitions(file: Path) -> tuple[list[dict[str, Any]], list[dict[str, 
         found = json.loads(file.read_bytes())
     except OSError as error:
         raise InvalidInput(f"{file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file} is not JSON: {error}") from error
     if not isinstance(found, dict) or found.get("format") != DEFINITIONS_FORMAT:
         raise InvalidInput(f"{file} has no definitions; `bascule export definitions` writes such files (format {DEFINITIONS_FORMAT!r})")
@@ -214,7 +214,7 @@ def import_messages(
     file: FromFile,
     to: Annotated[str, typer.Option("--to", metavar="QUEUE", help="Queue for the messages (default: the queue in the file)")] = "",
     allow_duplicates: Annotated[
-        bool, typer.Option("--allow-duplicates", help="Store messages again that an earlier import has stored")
+        bool, typer.Option("--allow-duplicates", help="Store messages whose message id an earlier import, or an earlier line, has")
     ] = False,
     from_line: Annotated[int, typer.Option("--from-line", min=1, help="Begin at this line of the file, as an error has named it")] = 1,
     dry_run: DryRunOption = False,
@@ -232,10 +232,12 @@ def import_messages(
     from bascule.client import Queue
     from bascule.client.encoded import EncodedSender
 
-    head = check_message_file(file)
+    head = check_message_file(file, distinct=not allow_duplicates)
     queue = to or head.queue
     if not queue:
         raise InvalidInput(f"{file} names no queue; give --to")
+    if head.duplicate_ids:
+        note(f"up to {head.duplicate_ids} messages have the property _AMQ_DUPL_ID: the broker drops each whose value it remembers")
     if dry_run:
         show_result({"messages": head.messages, "to": queue}, output)
         return
@@ -256,19 +258,18 @@ class _Sending:
 
     def __init__(self, file: Path, sender: EncodedSender) -> None:
         self._file, self._sender = file, sender
-        self._open: dict[int, BasculeError | None] = {}  # sent and not confirmed, by line; an error if the broker has refused it
-        self._messages = self._bytes = 0
+        self._open: dict[int, PendingSend] = {}  # sent since the last flush, by line
+        self._bytes = 0
         self.stored = 0
 
     def send(self, number: int, data: bytes) -> None:
         """Send the message of a line. Raises InvalidInput, Unavailable."""
-        self._open[number] = None
         try:
-            self._sender.send(data, partial(self._answered, number))
+            self._open[number] = self._sender.send(data)
         except BasculeError as error:
-            raise self._failed(error) from error
-        self._messages, self._bytes = self._messages + 1, self._bytes + len(data)
-        if self._messages >= BATCH_MESSAGES or self._bytes >= BATCH_BYTES:
+            raise self._failed(error, number) from error
+        self._bytes += len(data)
+        if len(self._open) >= BATCH_MESSAGES or self._bytes >= BATCH_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -276,22 +277,19 @@ class _Sending:
         try:
             self._sender.flush()
         except BasculeError as error:
-            raise self._failed(error) from error
-        refused = next((each for each in self._open.values() if each is not None), None)
+            raise self._failed(error, max(self._open, default=1) + 1) from error
+        refused = next((each.error for each in self._open.values() if each.error is not None), None)
         if refused is not None:
             raise self._failed(refused) from refused
-        self._messages = self._bytes = 0
+        self.stored += len(self._open)
+        self._open.clear()
+        self._bytes = 0
 
-    def _answered(self, number: int, error: BasculeError | None) -> None:
-        if error is None:
-            del self._open[number]
-            self.stored += 1
-        else:
-            self._open[number] = error
-
-    def _failed(self, error: BasculeError) -> BasculeError:
-        """Return the error for the first line that is not stored."""
-        number = min(list(self._open))  # a copy: late answers arrive on the thread of the connection
-        said = self._open.get(number) or error
-        text = f"{self._file}, line {number}: {said}. {self.stored} messages are stored; to continue, add --from-line {number}"
+    def _failed(self, error: BasculeError, behind: int = 0) -> BasculeError:
+        """Return the error for the first line that is not stored; ``behind`` is that line if all open ones are stored."""
+        missing = {number: each.error for number, each in self._open.items() if not each.done or each.error is not None}
+        number = min(missing, default=behind)
+        said = missing.get(number) or error
+        stored = self.stored + len(self._open) - len(missing)
+        text = f"{self._file}, line {number}: {said}. {stored} messages are stored; to continue, add --from-line {number}"
         return (Unavailable if isinstance(said, Unavailable) else InvalidInput)(text)
