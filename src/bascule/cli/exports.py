@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -45,6 +46,8 @@ BATCH_BYTES: Final = 8 << 20
 BATCH_MESSAGES: Final = 500
 #: Beginning of the client id of an import. The broker recognises a repeated message by client id and message id.
 CLIENT_ID: Final = "bascule-import."
+#: Characters of the name of a queue in the client id, which has a digest of a longer name.
+QUEUE_SHOWN_MAX: Final = 200
 
 NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="File to write; it must not exist", show_default=False)]
 FromFile = Annotated[Path, typer.Argument(metavar="FILE", help="File that `bascule export` has written", show_default=False)]
@@ -243,7 +246,7 @@ def import_messages(
         return
     factory = connection_factory(broker, user, config, password_file)
     if not allow_duplicates:
-        factory = replace(factory, client_id=f"{CLIENT_ID}{queue}")
+        factory = replace(factory, client_id=_client_id(queue))
     with factory.connect() as context:
         sending = _Sending(file, EncodedSender(context, Queue(queue)))
         for message in messages_in(file):
@@ -251,6 +254,11 @@ def import_messages(
                 sending.send(message.line, message.data)
         sending.flush()
     show_result({"imported": sending.stored, "to": queue}, output)
+
+
+def _client_id(queue: str) -> str:
+    """Return the client id of imports into a queue. Names of queues may be as long as client ids."""
+    return CLIENT_ID + (queue if len(queue) <= QUEUE_SHOWN_MAX else hashlib.sha256(queue.encode()).hexdigest())
 
 
 class _Sending:

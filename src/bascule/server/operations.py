@@ -41,8 +41,8 @@ class Parameter(NamedTuple):
 class Operation(NamedTuple):
     """A request. ``answers`` has a type or a media type for each status of an answer that is not an error.
 
-    ``arguments`` adds to the schemas of an action's arguments, or has them if the path is no action. ``body`` is the schema of a whole
-    body that the request needs, in place of arguments. ``errors`` are statuses of errors besides those that every request may get.
+    ``arguments`` adds to the schemas of an action's arguments. ``body`` is the schema of the body that another request needs. ``errors``
+    are statuses of errors besides those that every request may get.
     """
 
     about: str
@@ -60,6 +60,12 @@ def _number(lowest: int, highest: int, default: int | None = None) -> Schema:
 
 def _text(about: str, **further: Any) -> Schema:
     return {"type": "string", "description": about, **further}
+
+
+def _object(properties: Mapping[str, Schema], *required: str) -> Schema:
+    """Return the schema of a body with at least one of these properties."""
+    found: Schema = {"type": "object", "properties": dict(properties), "additionalProperties": False, "minProperties": 1}
+    return {**found, "required": list(required)} if required else found
 
 
 def _part(what: str, answer: Any, columns: listing.ListColumns) -> Operation:
@@ -273,7 +279,7 @@ def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], Operation
         ("PATCH", f"{one}/offsets"): Operation(
             f"Plan a move of the positions of {a} {kind}, or store a plan",
             {200: pipeline_answers.PlanAnswer, 202: pipeline_answers.ConfirmedAnswer},
-            arguments=_PLAN,
+            body=_object(_PLAN),
             errors=(404, 409),
         ),
     }
@@ -328,20 +334,21 @@ _REDRIVE: Final[dict[tuple[str, str], Operation]] = {
             Parameter("reason", "With this text in the name or message of the error"),
             Parameter("since_ms", "Of messages or records from this time on, in ms since 1970", {"type": "integer", "minimum": 0}),
             Parameter("until_ms", "Of messages or records from before this time, in ms since 1970", {"type": "integer", "minimum": 0}),
-            Parameter("header", "With this header, as NAME:VALUE; may be repeated"),
+            Parameter("header", "With these headers, each as NAME:VALUE", {"type": "array", "items": {"type": "string"}}),
             Parameter("count", "Maximum number of dead letters", _number(0, redrive.LETTERS_MAX, redrive.LETTERS)),
         ),
     ),
     ("GET", "/redrive/letters/{partition}/{offset}"): Operation(
-        "A dead letter of a pipeline with its content", {200: pipeline_answers.LetterContentAnswer}, errors=(404,)
+        "A dead letter of a pipeline with its content", {200: pipeline_answers.LetterContentAnswer}, errors=(400, 404)
     ),
     ("GET", "/redrive/jobs"): Operation("The requests of the last week, and their results", {200: list[pipeline_answers.JobAnswer]}),
     ("POST", "/redrive/run"): Operation(
-        "Carry dead letters of pipelines again", {202: pipeline_answers.JobStoredAnswer}, arguments=_LETTERS, errors=(404, 409)
+        "Carry dead letters of pipelines again", {202: pipeline_answers.JobStoredAnswer}, body=_object(_LETTERS), errors=(404, 409)
     ),
     ("POST", "/redrive/discard"): Operation(
         "Mark dead letters of pipelines as done, without carrying them", {202: pipeline_answers.JobStoredAnswer},
-        arguments={**_LETTERS, "confirm": {"type": "boolean", "description": "Must be true"}}, errors=(404, 409),
+        body=_object({**_LETTERS, "confirm": {"type": "boolean", "const": True, "description": "Must be true"}}, "confirm"),
+        errors=(404, 409),
     ),
 }  # fmt: skip
 

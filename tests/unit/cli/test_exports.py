@@ -27,6 +27,7 @@ from bascule.client.links import ConsumerState
 from bascule.client.message import Message
 from bascule.client.pump import Pump
 from bascule.client.session import ClientSession
+from bascule.core.destination import ADDRESS_MAX
 from bascule.core.errors import InvalidInput
 from bascule.jms.message import JmsMessage, encode_message
 from tests.support.kafka_in_memory import KafkaInMemory
@@ -121,8 +122,9 @@ async def test_repeated_import_stores_each_message_once_unless_duplicates_are_al
         assert len(await called(waiting, broker, "orders")) == 3
         await called(partial(import_messages, file, allow_duplicates=True, broker=url(broker)))
         assert len(await called(waiting, broker, "orders")) == 6
-        await called(partial(import_messages, file, to="other", from_line=4, broker=url(broker)))
-        assert await called(waiting, broker, "other") == jms_messages(1, 2)
+        for other in ("other", "# odd: Größe|*", "q" * ADDRESS_MAX):
+            await called(partial(import_messages, file, to=other, from_line=4, broker=url(broker)))
+            assert await called(waiting, broker, other) == jms_messages(1, 2)
 
 
 def lines_of(file: Path) -> list[bytes]:
