@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from bascule.cli.output import Format, FormatOption, as_json, line, note, show_r
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 
 if TYPE_CHECKING:
+    from bascule.cli.message_file import FileMessage
+    from bascule.client import ConnectionFactory
     from bascule.client.encoded import EncodedSender
     from bascule.client.links import PendingSend
 
@@ -46,6 +50,8 @@ BATCH_BYTES: Final = 8 << 20
 BATCH_MESSAGES: Final = 500
 #: Beginning of the client id of an import. The broker recognises a repeated message by client id and message id.
 CLIENT_ID: Final = "bascule-import."
+#: Messages of one connection, and with it of one client id, if duplicates are allowed: the command remembers that many message ids.
+PART_MESSAGES: Final = 10_000
 #: Characters of the name of a queue in the client id, which has a digest of a longer name.
 QUEUE_SHOWN_MAX: Final = 200
 
@@ -232,8 +238,6 @@ def import_messages(
     The broker stores a message of a repeated import once, as long as it remembers its message id.
     """
     from bascule.cli.message_file import check_message_file, messages_in
-    from bascule.client import Queue
-    from bascule.client.encoded import EncodedSender
 
     head = check_message_file(file, distinct=not allow_duplicates)
     queue = to or head.queue
@@ -244,15 +248,13 @@ def import_messages(
     if dry_run:
         show_result({"messages": head.messages, "to": queue}, output)
         return
-    factory = connection_factory(broker, user, config, password_file)
-    if not allow_duplicates:
-        factory = replace(factory, client_id=_client_id(queue))
-    with factory.connect() as context:
-        sending = _Sending(file, EncodedSender(context, Queue(queue)))
-        for message in messages_in(file):
-            if message.line >= from_line:
-                sending.send(message.line, message.data)
-        sending.flush()
+    sending = _Sending(file, queue, connection_factory(broker, user, config, password_file))
+    messages = (each for each in messages_in(file) if each.line >= from_line)
+    if allow_duplicates:
+        for _, part in itertools.groupby(messages, _DistinctParts()):
+            sending.send_all(part, f"{CLIENT_ID}{uuid.uuid4()}")
+    else:
+        sending.send_all(messages, _client_id(queue))
     show_result({"imported": sending.stored, "to": queue}, output)
 
 
@@ -261,31 +263,68 @@ def _client_id(queue: str) -> str:
     return CLIENT_ID + (queue if len(queue) <= QUEUE_SHOWN_MAX else hashlib.sha256(queue.encode()).hexdigest())
 
 
+class _DistinctParts:
+    """Numbers the parts of a file in which each message id occurs once: the broker recognises a repetition within one client id."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._seen: set[bytes] = set()
+
+    def __call__(self, message: FileMessage) -> int:
+        """Return the part of the next message."""
+        if message.message_id is not None:
+            digest = hashlib.blake2b(message.message_id, digest_size=16).digest()
+            if digest in self._seen or len(self._seen) >= PART_MESSAGES:
+                self._number += 1
+                self._seen.clear()
+            self._seen.add(digest)
+        return self._number
+
+
 class _Sending:
     """Sends messages in order, some ahead of the answers. ``stored`` is the number of those that the broker has confirmed."""
 
-    def __init__(self, file: Path, sender: EncodedSender) -> None:
-        self._file, self._sender = file, sender
+    def __init__(self, file: Path, queue: str, factory: ConnectionFactory) -> None:
+        self._file, self._queue, self._factory = file, queue, factory
         self._open: dict[int, PendingSend] = {}  # sent since the last flush, by line
         self._bytes = 0
+        self._last = 0  # the line of the last message that was sent
         self.stored = 0
 
-    def send(self, number: int, data: bytes) -> None:
-        """Send the message of a line. Raises InvalidInput, Unavailable."""
-        try:
-            self._open[number] = self._sender.send(data)
-        except BasculeError as error:
-            raise self._failed(error, number) from error
-        self._bytes += len(data)
-        if len(self._open) >= BATCH_MESSAGES or self._bytes >= BATCH_BYTES:
-            self.flush()
+    def send_all(self, messages: Iterable[FileMessage], client_id: str) -> None:
+        """Send messages on a connection of their own. Raises InvalidInput, Unavailable for the first line that is not stored."""
+        from bascule.client import Queue
+        from bascule.client.encoded import EncodedSender
 
-    def flush(self) -> None:
-        """Wait for all answers. Raises InvalidInput, Unavailable for the first line that is not stored."""
         try:
-            self._sender.flush()
+            connected = replace(self._factory, client_id=client_id).connect()
         except BasculeError as error:
-            raise self._failed(error, max(self._open, default=1) + 1) from error
+            if not self._last:
+                raise
+            raise self._failed(error) from error
+        with connected as context:
+            sender = EncodedSender(context, Queue(self._queue))
+            for message in messages:
+                self._send(sender, message)
+            self._flush(sender)
+
+    def _send(self, sender: EncodedSender, message: FileMessage) -> None:
+        self._last = message.line - 1
+        try:
+            self._open[message.line] = sender.send(message.data)
+        except BasculeError as error:
+            raise self._failed(error) from error
+        self._last = message.line
+        self._bytes += len(message.data)
+        if len(self._open) >= BATCH_MESSAGES or self._bytes >= BATCH_BYTES:
+            self._flush(sender)
+
+    def _flush(self, sender: EncodedSender) -> None:
+        """Wait for all answers."""
+        try:
+            sender.flush()
+        except BasculeError as error:
+            raise self._failed(error) from error
         refused = next((each.error for each in self._open.values() if each.error is not None), None)
         if refused is not None:
             raise self._failed(refused) from refused
@@ -293,10 +332,10 @@ class _Sending:
         self._open.clear()
         self._bytes = 0
 
-    def _failed(self, error: BasculeError, behind: int = 0) -> BasculeError:
-        """Return the error for the first line that is not stored; ``behind`` is that line if all open ones are stored."""
+    def _failed(self, error: BasculeError) -> BasculeError:
+        """Return the error for the first line that is not stored."""
         missing = {number: each.error for number, each in self._open.items() if not each.done or each.error is not None}
-        number = min(missing, default=behind)
+        number = min(missing, default=self._last + 1)
         said = missing.get(number) or error
         stored = self.stored + len(self._open) - len(missing)
         text = f"{self._file}, line {number}: {said}. {stored} messages are stored; to continue, add --from-line {number}"
