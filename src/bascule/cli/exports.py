@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,7 +21,10 @@ from bascule.cli.output import Format, FormatOption, as_json, line, note, show_r
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 
 if TYPE_CHECKING:
+    from bascule.cli.message_file import FileMessage
+    from bascule.client import ConnectionFactory
     from bascule.client.encoded import EncodedSender
+    from bascule.client.links import PendingSend
 
 exports = typer.Typer(
     help="Write definitions, or the messages of a queue, to a file.",
@@ -45,6 +50,10 @@ BATCH_BYTES: Final = 8 << 20
 BATCH_MESSAGES: Final = 500
 #: Beginning of the client id of an import. The broker recognises a repeated message by client id and message id.
 CLIENT_ID: Final = "bascule-import."
+#: Messages of one connection, and with it of one client id, if duplicates are allowed: the command remembers that many message ids.
+PART_MESSAGES: Final = 10_000
+#: Characters of the name of a queue in the client id, which has a digest of a longer name.
+QUEUE_SHOWN_MAX: Final = 200
 
 NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="File to write; it must not exist", show_default=False)]
 FromFile = Annotated[Path, typer.Argument(metavar="FILE", help="File that `bascule export` has written", show_default=False)]
@@ -130,7 +139,7 @@ def _read_definitions(file: Path) -> tuple[list[dict[str, Any]], list[dict[str, 
         found = json.loads(file.read_bytes())
     except OSError as error:
         raise InvalidInput(f"{file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file} is not JSON: {error}") from error
     if not isinstance(found, dict) or found.get("format") != DEFINITIONS_FORMAT:
         raise InvalidInput(f"{file} has no definitions; `bascule export definitions` writes such files (format {DEFINITIONS_FORMAT!r})")
@@ -214,7 +223,7 @@ def import_messages(
     file: FromFile,
     to: Annotated[str, typer.Option("--to", metavar="QUEUE", help="Queue for the messages (default: the queue in the file)")] = "",
     allow_duplicates: Annotated[
-        bool, typer.Option("--allow-duplicates", help="Store messages again that an earlier import has stored")
+        bool, typer.Option("--allow-duplicates", help="Store messages whose message id an earlier import, or an earlier line, has")
     ] = False,
     from_line: Annotated[int, typer.Option("--from-line", min=1, help="Begin at this line of the file, as an error has named it")] = 1,
     dry_run: DryRunOption = False,
@@ -229,69 +238,105 @@ def import_messages(
     The broker stores a message of a repeated import once, as long as it remembers its message id.
     """
     from bascule.cli.message_file import check_message_file, messages_in
-    from bascule.client import Queue
-    from bascule.client.encoded import EncodedSender
 
-    head = check_message_file(file)
+    head = check_message_file(file, distinct=not allow_duplicates)
     queue = to or head.queue
     if not queue:
         raise InvalidInput(f"{file} names no queue; give --to")
+    if head.duplicate_ids:
+        note(f"up to {head.duplicate_ids} messages have the property _AMQ_DUPL_ID: the broker drops each whose value it remembers")
     if dry_run:
         show_result({"messages": head.messages, "to": queue}, output)
         return
-    factory = connection_factory(broker, user, config, password_file)
-    if not allow_duplicates:
-        factory = replace(factory, client_id=f"{CLIENT_ID}{queue}")
-    with factory.connect() as context:
-        sending = _Sending(file, EncodedSender(context, Queue(queue)))
-        for message in messages_in(file):
-            if message.line >= from_line:
-                sending.send(message.line, message.data)
-        sending.flush()
+    sending = _Sending(file, queue, connection_factory(broker, user, config, password_file))
+    messages = (each for each in messages_in(file) if each.line >= from_line)
+    if allow_duplicates:
+        for _, part in itertools.groupby(messages, _DistinctParts()):
+            sending.send_all(part, f"{CLIENT_ID}{uuid.uuid4()}")
+    else:
+        sending.send_all(messages, _client_id(queue))
     show_result({"imported": sending.stored, "to": queue}, output)
+
+
+def _client_id(queue: str) -> str:
+    """Return the client id of imports into a queue. Names of queues may be as long as client ids."""
+    return CLIENT_ID + (queue if len(queue) <= QUEUE_SHOWN_MAX else hashlib.sha256(queue.encode()).hexdigest())
+
+
+class _DistinctParts:
+    """Numbers the parts of a file in which each message id occurs once: the broker recognises a repetition within one client id."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._seen: set[bytes] = set()
+
+    def __call__(self, message: FileMessage) -> int:
+        """Return the part of the next message."""
+        if message.message_id is not None:
+            digest = hashlib.blake2b(message.message_id, digest_size=16).digest()
+            if digest in self._seen or len(self._seen) >= PART_MESSAGES:
+                self._number += 1
+                self._seen.clear()
+            self._seen.add(digest)
+        return self._number
 
 
 class _Sending:
     """Sends messages in order, some ahead of the answers. ``stored`` is the number of those that the broker has confirmed."""
 
-    def __init__(self, file: Path, sender: EncodedSender) -> None:
-        self._file, self._sender = file, sender
-        self._open: dict[int, BasculeError | None] = {}  # sent and not confirmed, by line; an error if the broker has refused it
-        self._messages = self._bytes = 0
+    def __init__(self, file: Path, queue: str, factory: ConnectionFactory) -> None:
+        self._file, self._queue, self._factory = file, queue, factory
+        self._open: dict[int, PendingSend] = {}  # sent since the last flush, by line
+        self._bytes = 0
+        self._last = 0  # the line of the last message that was sent
         self.stored = 0
 
-    def send(self, number: int, data: bytes) -> None:
-        """Send the message of a line. Raises InvalidInput, Unavailable."""
-        self._open[number] = None
-        try:
-            self._sender.send(data, partial(self._answered, number))
-        except BasculeError as error:
-            raise self._failed(error) from error
-        self._messages, self._bytes = self._messages + 1, self._bytes + len(data)
-        if self._messages >= BATCH_MESSAGES or self._bytes >= BATCH_BYTES:
-            self.flush()
+    def send_all(self, messages: Iterable[FileMessage], client_id: str) -> None:
+        """Send messages on a connection of their own. Raises InvalidInput, Unavailable for the first line that is not stored."""
+        from bascule.client import Queue
+        from bascule.client.encoded import EncodedSender
 
-    def flush(self) -> None:
-        """Wait for all answers. Raises InvalidInput, Unavailable for the first line that is not stored."""
         try:
-            self._sender.flush()
+            connected = replace(self._factory, client_id=client_id).connect()
+        except BasculeError as error:
+            if not self._last:
+                raise
+            raise self._failed(error) from error
+        with connected as context:
+            sender = EncodedSender(context, Queue(self._queue))
+            for message in messages:
+                self._send(sender, message)
+            self._flush(sender)
+
+    def _send(self, sender: EncodedSender, message: FileMessage) -> None:
+        self._last = message.line - 1
+        try:
+            self._open[message.line] = sender.send(message.data)
         except BasculeError as error:
             raise self._failed(error) from error
-        refused = next((each for each in self._open.values() if each is not None), None)
+        self._last = message.line
+        self._bytes += len(message.data)
+        if len(self._open) >= BATCH_MESSAGES or self._bytes >= BATCH_BYTES:
+            self._flush(sender)
+
+    def _flush(self, sender: EncodedSender) -> None:
+        """Wait for all answers."""
+        try:
+            sender.flush()
+        except BasculeError as error:
+            raise self._failed(error) from error
+        refused = next((each.error for each in self._open.values() if each.error is not None), None)
         if refused is not None:
             raise self._failed(refused) from refused
-        self._messages = self._bytes = 0
-
-    def _answered(self, number: int, error: BasculeError | None) -> None:
-        if error is None:
-            del self._open[number]
-            self.stored += 1
-        else:
-            self._open[number] = error
+        self.stored += len(self._open)
+        self._open.clear()
+        self._bytes = 0
 
     def _failed(self, error: BasculeError) -> BasculeError:
         """Return the error for the first line that is not stored."""
-        number = min(list(self._open))  # a copy: late answers arrive on the thread of the connection
-        said = self._open.get(number) or error
-        text = f"{self._file}, line {number}: {said}. {self.stored} messages are stored; to continue, add --from-line {number}"
+        missing = {number: each.error for number, each in self._open.items() if not each.done or each.error is not None}
+        number = min(missing, default=self._last + 1)
+        said = missing.get(number) or error
+        stored = self.stored + len(self._open) - len(missing)
+        text = f"{self._file}, line {number}: {said}. {stored} messages are stored; to continue, add --from-line {number}"
         return (Unavailable if isinstance(said, Unavailable) else InvalidInput)(text)

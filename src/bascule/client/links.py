@@ -174,7 +174,7 @@ class PendingSend:
         """Complete the send, with its error or None."""
         if self.done:
             return
-        self.done, self.error = True, error
+        self.error, self.done = error, True  # in this order, for a reader on another thread
         self.session.unanswered -= 1
         if error is not None and self.refusals is not None:
             self.refusals.append(error)

@@ -136,22 +136,15 @@ def _body(action: AdminAction | None, operation: Operation) -> dict[str, Any] | 
     """Return the description of the body, or of the arguments of the action that routes the request, with the words of the operation."""
     if operation.body is not None:
         return {"required": True, "content": {"application/json": {"schema": operation.body}}}
-    if action is not None:
-        given = {**dict.fromkeys(action.required, ""), **action.optional}
-        properties = {
-            name: {
-                "type": _WORDS[type(default)],
-                **({} if name in action.required else {"default": default}),
-                **operation.arguments[name],
-            }
-            for name, default in given.items()
-        }
-        required = list(action.required)
-    else:
-        properties, required = dict(operation.arguments), []
-    if not properties:
+    given = {} if action is None else {**dict.fromkeys(action.required, ""), **action.optional}
+    if action is None or not given:
         return None
+    properties = {
+        name: {"type": _WORDS[type(default)], **({} if name in action.required else {"default": default}), **operation.arguments[name]}
+        for name, default in given.items()
+    }
     schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    required = list(action.required)
     if required:
         schema["required"] = required
     return {"required": bool(required), "content": {"application/json": {"schema": schema}}}

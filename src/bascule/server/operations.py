@@ -41,8 +41,8 @@ class Parameter(NamedTuple):
 class Operation(NamedTuple):
     """A request. ``answers`` has a type or a media type for each status of an answer that is not an error.
 
-    ``arguments`` adds to the schemas of an action's arguments, or has them if the path is no action. ``body`` is the schema of a whole
-    body that the request needs, in place of arguments. ``errors`` are statuses of errors besides those that every request may get.
+    ``arguments`` adds to the schemas of an action's arguments. ``body`` is the schema of the body that another request needs. ``errors``
+    are statuses of errors besides those that every request may get.
     """
 
     about: str
@@ -60,6 +60,12 @@ def _number(lowest: int, highest: int, default: int | None = None) -> Schema:
 
 def _text(about: str, **further: Any) -> Schema:
     return {"type": "string", "description": about, **further}
+
+
+def _object(properties: Mapping[str, Schema], *required: str) -> Schema:
+    """Return the schema of a body with at least one of these properties."""
+    found: Schema = {"type": "object", "properties": dict(properties), "additionalProperties": False, "minProperties": 1}
+    return {**found, "required": list(required)} if required else found
 
 
 def _part(what: str, answer: Any, columns: listing.ListColumns) -> Operation:
@@ -273,7 +279,7 @@ def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], Operation
         ("PATCH", f"{one}/offsets"): Operation(
             f"Plan a move of the positions of {a} {kind}, or store a plan",
             {200: pipeline_answers.PlanAnswer, 202: pipeline_answers.ConfirmedAnswer},
-            arguments=_PLAN,
+            body=_object(_PLAN),
             errors=(404, 409),
         ),
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 import tracemalloc
 from collections.abc import Callable
@@ -20,10 +22,13 @@ from bascule.cli.exports import export_definitions, export_messages, import_defi
 from bascule.cli.message_file import check_message_file, messages_in, new_message_file
 from bascule.client import ConnectionFactory, Queue, Topic, encoded
 from bascule.client.encoded import EncodedSender, browse_encoded
+from bascule.client.errors import ConnectionLost
 from bascule.client.links import ConsumerState
 from bascule.client.message import Message
+from bascule.client.pump import Pump
 from bascule.client.session import ClientSession
-from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.destination import ADDRESS_MAX
+from bascule.core.errors import InvalidInput
 from bascule.jms.message import JmsMessage, encode_message
 from tests.support.kafka_in_memory import KafkaInMemory
 from tests.unit.cli.conftest import Bascule
@@ -65,11 +70,9 @@ def foreign_message() -> bytes:
 def sent(broker: Broker, queue: str, *messages: bytes) -> None:
     with ConnectionFactory(url(broker), timeout_s=SOON_S).connect() as context:
         sender = EncodedSender(context, Queue(queue))
-        errors: list[BasculeError | None] = []
-        for each in messages:
-            sender.send(each, errors.append)
+        sendings = [sender.send(each) for each in messages]
         sender.flush()
-        assert errors == [None] * len(messages)
+        assert [(each.done, each.error) for each in sendings] == [(True, None)] * len(messages)
 
 
 def waiting(broker: Broker, queue: str) -> list[bytes]:
@@ -119,8 +122,9 @@ async def test_repeated_import_stores_each_message_once_unless_duplicates_are_al
         assert len(await called(waiting, broker, "orders")) == 3
         await called(partial(import_messages, file, allow_duplicates=True, broker=url(broker)))
         assert len(await called(waiting, broker, "orders")) == 6
-        await called(partial(import_messages, file, to="other", from_line=4, broker=url(broker)))
-        assert await called(waiting, broker, "other") == jms_messages(1, 2)
+        for other in ("other", "# odd: Größe|*", "q" * ADDRESS_MAX):
+            await called(partial(import_messages, file, to=other, from_line=4, broker=url(broker)))
+            assert await called(waiting, broker, other) == jms_messages(1, 2)
 
 
 def lines_of(file: Path) -> list[bytes]:
@@ -138,6 +142,8 @@ BROKEN: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "in another order": (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], "line 5: the last line does not fit the 3 messages"),
     "longer": (lambda lines: [*lines, lines[1]], "line 6: there are lines behind the end"),
     "not json": (lambda lines: [lines[0], b"{\n", *lines[2:]], "line 2: is not JSON"),
+    "deep json": (lambda lines: [lines[0], b"[" * 100_000 + b"\n", *lines[2:]], "line 2: is not JSON"),
+    "no name": (lambda lines: [changed(lines[0], queue=None), *lines[1:]], 'line 1: "queue" is not a string'),
     "no object": (lambda lines: [lines[0], b"[]\n", *lines[2:]], "line 2: is not a JSON object"),
     "no message": (lambda lines: [lines[0], b"{}\n", *lines[2:]], 'line 2: there is no "message"'),
     "no base64": (lambda lines: [lines[0], changed(lines[1], message="?"), *lines[2:]], 'line 2: "message" is not base64'),
@@ -158,7 +164,7 @@ def test_file_that_is_not_complete_is_refused_with_the_line_before_anything_is_s
     with new_message_file(file, "orders") as writer:
         for data in jms_messages(3):
             writer.add(data)
-    assert check_message_file(file) == ("orders", 3)
+    assert check_message_file(file) == ("orders", 3, 0)
     file.write_bytes(b"".join(change(lines_of(file))))
     with pytest.raises(InvalidInput) as raised:
         import_messages(file, broker="amqp://127.0.0.1:1")  # nobody listens there
@@ -196,6 +202,78 @@ async def test_refused_message_is_named_by_its_line_with_what_is_stored(
         assert await called(waiting, broker, "orders") == jms_messages(3)
         await called(partial(import_messages, file, from_line=6, broker=url(broker)))
         assert await called(waiting, broker, "orders") == [*jms_messages(3), *jms_messages(2, 4)]
+
+
+@run_async
+async def test_import_notices_refused_messages_without_the_thread_that_calls_callbacks(
+    kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pump, "report", lambda _pump: None)  # as late as it can be
+    file = tmp_path / "file"
+    with new_message_file(file, "orders") as writer:
+        for data in (*jms_messages(2), *jms_messages(1, 2, "x" * 2000)):
+            writer.add(data)
+    async with serving(kafka, tmp_path / "data", broker={"max_message_bytes": "1000"}) as broker:
+        with pytest.raises(InvalidInput, match=rf"{file}, line 4: .*2 messages are stored; to continue, add --from-line 4"):
+            await called(partial(import_messages, file, broker=url(broker)))
+
+
+@run_async
+async def test_messages_with_the_same_id_are_refused_unless_duplicates_are_allowed(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    file, same = tmp_path / "file", [*jms_messages(2), *jms_messages(1, body="a copy for another subscription")]
+    with new_message_file(file, "DLQ") as writer:
+        for data in same:
+            writer.add(data)
+    async with serving(kafka, tmp_path / "data") as broker:
+        with pytest.raises(InvalidInput, match=rf"{file}, line 4: the message has the same message id as that of line 2"):
+            await called(partial(import_messages, file, broker=url(broker)))
+        await called(partial(import_messages, file, allow_duplicates=True, broker=url(broker)))
+        assert await called(waiting, broker, "DLQ") == same
+
+
+def test_messages_that_the_broker_may_take_for_repetitions_are_counted(bascule: Bascule, tmp_path: Path) -> None:
+    with new_message_file(tmp_path / "file", "orders") as writer:
+        writer.add(jms_messages(1)[0])
+        writer.add(encode_message(JmsMessage(message_id="ID:x", body_kind="text", body="x", properties={"_AMQ_DUPL_ID": "7"})))
+    assert "up to 1 messages have the property _AMQ_DUPL_ID" in bascule("import", "messages", "file", "--dry-run").stderr
+
+
+def read_and_close(broker: Broker) -> None:
+    with ConnectionFactory(f"failover:({url(broker)})", timeout_s=SOON_S, client_id="reader").connect() as context:
+        found = browse_encoded(context, Queue("orders"))
+        assert next(found) == jms_messages(1)[0]
+        AdminApiClient(admin(broker), None).act("connections/close", id="reader")
+        with pytest.raises(ConnectionLost, match="before the last message of queue 'orders'"):
+            list(found)
+
+
+@run_async
+async def test_export_that_loses_its_connection_fails_with_failover_too(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path / "data") as broker:
+        await called(sent, broker, "orders", *jms_messages(20))
+        await called(read_and_close, broker)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_file_on_a_file_system_without_links_is_complete_and_replaces_none(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        if there:
+            file.write_text("mine")
+        raise PermissionError(errno.EPERM, "no links")
+
+    monkeypatch.setattr(os, "link", refused)
+    file = tmp_path / "file"
+    if there:
+        with pytest.raises(InvalidInput, match="exists; choose another name"), new_message_file(file, "q"):
+            pass
+        assert file.read_text() == "mine"
+    else:
+        with new_message_file(file, "q") as writer:
+            writer.add(jms_messages(1)[0])
+        assert (check_message_file(file).messages, stat.S_IMODE(file.stat().st_mode)) == (1, 0o600)
+    assert list(tmp_path.iterdir()) == [file]
 
 
 USERS = {"users": {"ann": "a", "bob": "b"}, "roles": {"all": ["ann"], "see": ["bob"]}}
@@ -326,6 +404,13 @@ WRONG: list[tuple[Any, str]] = [
     ({**HEAD, "subscriptions": [{"name": "s", "shared": 1}]}, r"subscriptions\[0\].shared must be true or false"),
     ({**HEAD, "subscriptions": [{"name": 1}]}, r"subscriptions\[0\].name must be a string"),
 ]  # fmt: skip
+
+
+def test_deeply_nested_definitions_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("[" * 100_000)
+    with pytest.raises(InvalidInput, match="is not JSON"):
+        import_definitions(file, admin="http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(("content", "why"), WRONG)
