@@ -326,10 +326,8 @@ _LETTERS: Final[Mapping[str, Schema]] = {
     "headers": {"type": "object", "additionalProperties": {"type": "string"}, "description": "With these headers"},
     "upto": _text("Value of a list of dead letters: none that is newer than the list"),
 }  # fmt: skip
-_JOB: Final[Schema] = {"type": "object", "properties": _LETTERS, "additionalProperties": False}
-_DISCARD: Final[Schema] = {
-    **_JOB, "properties": {**_LETTERS, "confirm": {"const": True, "description": "Must be true"}}, "required": ["confirm"],
-}  # fmt: skip
+_JOB: Final = _object(_LETTERS)
+_DISCARD: Final = _object({**_LETTERS, "confirm": {"const": True, "description": "Must be true"}}, "confirm")
 _REDRIVE: Final[dict[tuple[str, str], Operation]] = {
     ("GET", "/redrive/letters"): Operation(
         "Dead letters of pipelines that wait", {200: pipeline_answers.LettersAnswer},
