@@ -107,7 +107,7 @@ class DefinitionPages:
     async def _define(self, request: Request, name: str, given: Mapping[str, Any], *, new: bool) -> dict[str, Any]:
         """Store a definition, and return its revision."""
         principal: Principal = request.state.principal
-        pipeline, known = f"{KINDS[_KIND]}{name}", await self._pages.known()
+        pipeline, known = f"{KINDS[_KIND]}{name}", await self._pages.known(decides=True)
         self._check_free(known, name)
         defined_ingress(name, given, self._settings)
         if (size := len(json.dumps(given).encode())) > DEFINITION_BYTES_MAX:
@@ -128,20 +128,20 @@ class DefinitionPages:
         )  # fmt: skip
         await self._pages.beside(partial(self._pages.topics.define, pipeline, after))
         # Another broker may have stored one at the same time: the later one counts.
-        if (await self._pages.known()).wishes.definitions.get(pipeline) != after:
+        if (await self._pages.known(decides=True)).wishes.definitions.get(pipeline) != after:
             raise DefinitionConflict(f"somebody else has defined {_KIND} {name!r} at the same time; look at it, and try again")
         return {"revision": after.revision}
 
     async def _undefine(self, name: str) -> dict[str, Any]:
         """Delete a definition with all wishes about its pipeline. A repeated request completes what an earlier one began."""
-        pipeline, known = f"{KINDS[_KIND]}{name}", await self._pages.known()
+        pipeline, known = f"{KINDS[_KIND]}{name}", await self._pages.known(decides=True)
         self._check_free(known, name)
         leftover = pipeline in {*known.wishes.states, *known.wishes.restarts, *known.wishes.offsets}
         if pipeline not in known.wishes.definitions and not leftover and not self._pages.is_leaving(known, pipeline):
             raise UnknownAddress(f"there is no {_KIND} {name!r:.60}")
         await self._pages.beside(partial(self._pages.topics.undefine, pipeline))
         # Another broker may have stored a change at the same time. A definition with another id is a new one.
-        before, after = known.wishes.definitions.get(pipeline), (await self._pages.known()).wishes.definitions.get(pipeline)
+        before, after = known.wishes.definitions.get(pipeline), (await self._pages.known(decides=True)).wishes.definitions.get(pipeline)
         if before is not None and after is not None and before.id == after.id:
             raise DefinitionConflict(f"somebody else has changed {_KIND} {name!r} at the same time, so it still exists; delete it again")
         return {}

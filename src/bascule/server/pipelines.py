@@ -99,8 +99,8 @@ class PipelineLeaving(InvalidInput):
 class PipelineTopics(Protocol):
     """The topics by which pipelines are controlled; see bascule.kafka.control.ControlTopics. Blocking."""
 
-    def wishes(self, timeout_s: float) -> Wishes:
-        """Return all wishes. Raises Unavailable, UnreadableControl."""
+    def wishes(self, timeout_s: float, *, decides: bool = False) -> Wishes:
+        """Return all wishes. ``decides``: a former leader must not answer. Raises Unavailable, UnreadableControl."""
 
     def reports(self, timeout_s: float) -> Reports:
         """Return the newest reports. Raises Unavailable, UnreadableControl."""
@@ -224,9 +224,16 @@ class PipelinePages:
 
     # -- what is known -------------------------------------------------------------------------------------------------
 
-    async def known(self) -> KnownPipelines:
-        """Return the reports and the wishes. Raises Unavailable, UnreadableControl."""
-        return await self.beside(lambda: KnownPipelines(self.topics.reports(READ_TIMEOUT_S), self.topics.wishes(READ_TIMEOUT_S)))
+    async def known(self, *, decides: bool = False) -> KnownPipelines:
+        """Return the reports and the wishes. Set ``decides`` if what is stored next depends on the wishes.
+
+        Raises Unavailable, UnreadableControl.
+        """
+
+        def read() -> KnownPipelines:
+            return KnownPipelines(self.topics.reports(READ_TIMEOUT_S), self.topics.wishes(READ_TIMEOUT_S, decides=decides))
+
+        return await self.beside(read)
 
     async def beside(self, work: Callable[[], T]) -> T:
         """Return the result of work that waits for Kafka, done in a thread."""

@@ -14,7 +14,7 @@ import pytest
 from bascule.kafka.control import ControlTopics
 from bascule.server import pipeline_definitions
 from bascule.server.audit import AuditTrail, FileSink
-from bascule.writer.control import PipelineDefinition, PipelineReport, PipelineState, RestartWish, WantedState, Wish
+from bascule.writer.control import PipelineDefinition, PipelineReport, PipelineState, RestartWish, WantedState, Wish, Wishes
 from tests.unit.server.test_pipelines import NOW_MS, REPORT, asked, cluster, report, topics  # noqa: F401 - fixtures
 
 Request = Callable[..., tuple[int, Any]]
@@ -174,6 +174,27 @@ def test_definition_that_another_broker_replaces_at_the_same_time_is_a_conflict(
         assert (code, "somebody else has defined ingress 'prices' at the same time" in answer["error"]) == (409, True)
 
     asked(Crowded(topics), ask)
+
+
+class Former(Crowded):
+    """Topics whose former leader knows no definitions yet."""
+
+    def wishes(self, timeout_s: float, *, decides: bool = False) -> Wishes:
+        return self._topics.wishes(timeout_s, decides=decides) if decides else Wishes()
+
+    def define(self, pipeline: str, wanted: PipelineDefinition) -> None:
+        self._topics.define(pipeline, wanted)
+
+
+def test_ingress_that_a_former_leader_does_not_know_is_not_replaced(topics: ControlTopics) -> None:
+    def ask(request: Request) -> None:
+        assert create(request)[0] == 202
+        created = definition(topics)
+        assert create(request)[0] == 409
+        assert definition(topics) == created
+        assert change(request, body="bytes")[1]["revision"] == 2
+
+    asked(Former(topics), ask)
 
 
 class Changed(Crowded):

@@ -191,7 +191,7 @@ def test_each_path_needs_its_role_and_the_guide_names_it(topics: ControlTopics) 
 class Gone:
     """Topics that no Kafka answers for."""
 
-    def wishes(self, timeout_s: float) -> Wishes:
+    def wishes(self, timeout_s: float, *, decides: bool = False) -> Wishes:
         raise Unavailable("Kafka is away")
 
     reports = wishes
