@@ -267,6 +267,7 @@ def test_driver_starts_many_ingresses_one_after_the_other_and_looks_after_those_
             running.driver.poll()
             assert len(running.driver.queries) == count
             assert running.driver.all_tried is (count == len(names))
+        definer.await_report(running, lambda reports: len(reports) == len(names))
     # The reports of this driver say nothing about the next one, which has not started the ingresses yet.
     with bridge.running():
         wait_for(lambda: definer.states() == {}, "the reports of the earlier driver to be deleted")

@@ -135,7 +135,8 @@ class DriverControl:
             # first: a pipeline that is deleted must not be resumed
             self.all_tried = self._definitions.step(self._defined, lambda: time.monotonic() - now_s < DEFINITIONS_S)
             self._steering.step(self._holds)
-            self._step_due_s = now_s + RETRY_S if any((*self._definitions.due, *self._steering.due)) else 0.0
+            failed = self.all_tried and any((*self._definitions.due, *self._steering.due))
+            self._step_due_s = now_s + RETRY_S if failed else 0.0
         if self.all_tried:  # a redrive leaves the dead letters of ingresses that are not started yet
             self._redrives.follow(self._jobs, (spec for spec in self._specs.values() if isinstance(spec, IngressSpec)))
         states = {name: self._state_of(name) for name in self._specs}
