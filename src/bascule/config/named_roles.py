@@ -26,9 +26,11 @@ def unknown_role(
     A misspelt role would give its permission to nobody. A limit counts what all clients of a user use, so a role of tokens has none: each
     client has the roles of its own token.
     """
+    of_users = dict.fromkeys(roles)
+    of_all = dict.fromkeys((*roles, *of_tokens))
     for path, named in _named(permissions, limits, admin):
         is_limit = path[0] == "limit"
-        known = tuple(dict.fromkeys((*roles, *(() if is_limit else of_tokens))))
+        known = of_users if is_limit else of_all
         for role in named:
             if role in known or (role == ANY_ROLE and not is_limit):
                 continue
