@@ -9,7 +9,7 @@ from bascule.cli.imports.artemis_acceptors import CertificateFiles, import_accep
 from bascule.cli.imports.artemis_address_settings import import_address_settings
 from bascule.cli.imports.artemis_destinations import import_addresses, import_diverts, import_legacy_queues
 from bascule.cli.imports.artemis_hints import core_hint
-from bascule.cli.imports.artemis_security import import_resource_limits, import_security_settings
+from bascule.cli.imports.artemis_security import deny_without_permissions, import_resource_limits, import_security_settings
 from bascule.cli.imports.context import AddressSyntax, ImportContext, seconds, size_bytes, true_or_false, whole_number
 from bascule.cli.imports.xml_tree import XmlNode
 from bascule.core.errors import InvalidInput
@@ -61,8 +61,11 @@ def import_artemis(context: ImportContext, root: XmlNode, *, files: CertificateF
     context.syntax = _syntax(context, core)
     enabled = _security(context, core)
     _validated_user(context, core)
-    for node in core.children:
+    # A queue may add a setting to the table of its address, so the tables of addresses come first.
+    for node in sorted(core.children, key=lambda node: node.name in ("addresses", "queues")):
         _import_core(context, node, enabled=enabled)
+    if enabled:
+        deny_without_permissions(context, core)
     listeners = [import_acceptors(context, node, files) for node in core.each("acceptors")]
     for node in root.children:
         if node is not core:
@@ -142,8 +145,10 @@ def _syntax(context: ImportContext, core: XmlNode) -> AddressSyntax:
             context.taken(node, note="Bascule always does this")
         else:
             context.none(node, _FALSE["wild-card-routing-enabled"])
-    if marks is not None:
-        context.taken(marks, note="the marks are left out of the matches")
+    if marks is not None and len(marks.text) == 2:
+        context.taken(
+            marks, note="the marks are left out of the matches of [[address]]; Artemis does not apply them to permissions, either"
+        )
     return AddressSyntax(found["delimiter"], found["any-words"], found["single-word"], marks.text if marks and len(marks.text) == 2 else "")
 
 

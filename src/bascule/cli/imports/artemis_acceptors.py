@@ -39,7 +39,15 @@ _PARAMETER_HINTS: Final = {
     "router": "no connection routers: clients list the broker and its standbys in failover:(...)",
     "proxyProtocolEnabled": "no PROXY protocol: the broker sees the address of the proxy",
 }
+_NO_CLIENT_CA: Final = "clients without a certificate can connect; broker.tls.client_ca is needed: import again with --client-ca FILE.pem"
 _NETWORK: Final = "a setting of Artemis' network layer; Bascule needs none"
+
+
+def _connections(text: str) -> int:
+    number = whole_number(text)
+    if number == 0:
+        raise ValueError("0 allows no connection in Artemis, and is no limit in Bascule")
+    return max(number, 0)
 
 
 class AcceptorUrl(NamedTuple):
@@ -152,10 +160,13 @@ class _AcceptorImport:
     def _set(self, part: str, text: str, key: str, convert: Any, differs: str = "") -> None:
         try:
             value = convert(text)
+            before = self._context.draft.section("broker").get(key, value)
             self._context.draft.set("broker", key, value)
         except ValueError as error:
             self._row(part, text, ImportOutcome.NONE, "", f"broker.{key} cannot have this value: {error}")
             return
+        if before != value:
+            differs = f"in place of {toml_value(before)}, which another element or parameter sets"
         self._row(part, text, ImportOutcome.DIFFERS if differs else ImportOutcome.TAKEN, f"broker.{key} = {toml_value(value)}", differs)
 
     def _parameter(self, key: str, value: str) -> None:
@@ -166,7 +177,7 @@ class _AcceptorImport:
                 outcome = ImportOutcome.DIFFERS if others else ImportOutcome.TAKEN
                 self._row(part, value, outcome, "", f"AMQP 1.0 only: change the clients of {', '.join(others)}" if others else "")
             case "connectionsAllowed":
-                self._set(part, value, "max_connections", lambda text: max(whole_number(text), 0))
+                self._set(part, value, "max_connections", _connections)
             case "amqpIdleTimeout" | "connectionTtl":
                 self._set(part, value, "idle_timeout_s", seconds)
             case "handshake-timeout":
@@ -190,7 +201,10 @@ class _AcceptorImport:
             return
         certificate = self._file("keyStore", "certificate", self._files.certificate)
         client_ca = self._file("trustStore", "client_ca", self._files.client_ca) if certificate else None
-        self._row("?sslEnabled", "true", ImportOutcome.TAKEN if certificate else ImportOutcome.NONE, "[broker.tls]" if certificate else "")
+        if certificate:
+            self._row("?sslEnabled", "true", ImportOutcome.TAKEN, "[broker.tls]")
+        else:
+            self._row("?sslEnabled", "true", ImportOutcome.NONE, "", "no TLS without the certificate of the server; see keyStorePath")
         if client_ca is None and "trustStorePath" in parameters and not certificate:
             self._row("?trustStorePath", parameters["trustStorePath"], ImportOutcome.NONE, "", "needs the certificate of the server first")
         self._client_auth(client_ca)
@@ -223,7 +237,7 @@ class _AcceptorImport:
             if value.lower() != "true":
                 self._row(f"?{key}", value, ImportOutcome.TAKEN, "", "as by default")
             elif client_ca is None:
-                self._row(f"?{key}", value, ImportOutcome.NONE, "", "needs broker.tls.client_ca: import again with --client-ca FILE.pem")
+                self._row(f"?{key}", value, ImportOutcome.NONE, "", _NO_CLIENT_CA)
             else:
                 self._tls["client_certificate"] = word
                 self._row(f"?{key}", value, ImportOutcome.TAKEN, f'broker.tls.client_certificate = "{word}"')

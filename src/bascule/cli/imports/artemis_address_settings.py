@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from bascule.cli.imports.context import ImportContext, seconds, size_bytes, true_or_false, whole_number
+from bascule.cli.imports.artemis_precedence import MatchInheritance, TakenMatch, report_precedence
+from bascule.cli.imports.context import ImportContext, seconds, signed_bytes, true_or_false, whole_number
 from bascule.cli.imports.toml_text import toml_value
 from bascule.cli.imports.xml_tree import XmlNode
 from bascule.core.permissions import MANAGEMENT_ADDRESS
@@ -114,6 +115,8 @@ _LIMITS: Final = {"max-size-bytes": "max_bytes", "max-size-messages": "max_messa
 _PAGE_LIMITS: Final = {"page-limit-bytes": "max_bytes", "page-limit-messages": "max_messages"}
 _WHEN_FULL: Final = {"BLOCK": "block", "FAIL": "reject", "DROP": "drop-oldest-nonpersistent"}
 _PER_QUEUE: Final = "the limit is for each queue and subscription, not for the address"
+_NOTHING: Final = "0 allows no message in Artemis, and is no limit in Bascule; remove the permission `send` in place of it"
+_IGNORED_LIFETIME: Final = "Artemis ignores it where expiry-delay is set; Bascule limits the time that a sender has set"
 _DROPS_OLDEST: Final = "Artemis drops the new message, Bascule the oldest non-persistent one; without any, it refuses the new message"
 
 Convert = Callable[[str], Any]
@@ -130,14 +133,30 @@ def _attempts(text: str) -> int:
     return max(whole_number(text), 0)  # -1 in Artemis: without limit
 
 
+def _longest_delay(text: str) -> float:
+    if whole_number(text) <= 0:
+        raise ValueError("with it, Artemis redelivers at once; redelivery_delay_s = 0 does the same, and 0 here means no limit")
+    return seconds(text)
+
+
+def _lifetime(text: str) -> float:
+    if whole_number(text) == 0:
+        raise ValueError("with 0, a message expires at once in Artemis, and never in Bascule")
+    return seconds(text)
+
+
+def _bound(child: XmlNode) -> int:
+    return (signed_bytes if child.name.endswith("bytes") else whole_number)(child.text)
+
+
 #: Elements that one key takes over.
 _DIRECT: Final[dict[str, tuple[str, Convert]]] = {
     "max-delivery-attempts": ("max_delivery_attempts", _attempts),
     "redelivery-delay": ("redelivery_delay_s", seconds),
     "redelivery-delay-multiplier": ("redelivery_multiplier", _multiplier),
-    "max-redelivery-delay": ("redelivery_delay_max_s", seconds),
-    "expiry-delay": ("expiry_s", seconds),
-    "max-expiry-delay": ("max_expiry_s", seconds),
+    "max-redelivery-delay": ("redelivery_delay_max_s", _longest_delay),
+    "expiry-delay": ("expiry_s", _lifetime),
+    "max-expiry-delay": ("max_expiry_s", _lifetime),
     "default-exclusive-queue": ("exclusive", true_or_false),
     "id-cache-size": ("duplicate_window_count", whole_number),
     "auto-delete-queues": ("auto_delete", true_or_false),
@@ -149,16 +168,34 @@ def import_address_settings(context: ImportContext, section: XmlNode) -> None:
     """Import all address settings."""
     nodes = list(section.each("address-setting"))
     counting = {node.attribute("match"): node for node in nodes}
-    common = counting.get(context.syntax.any_words)
+    taken: list[TakenMatch] = []
     for node in nodes:
         match = node.attribute("match")
         if counting[match] is not node:
             context.none(node, f"line {counting[match].line} replaces it, because it has the same match")
         elif _is_of_management(match):
             context.none(node, _MANAGEMENT)
-        else:
-            _AddressSettingImport(context, node, common).run(match)
-    _report_other_defaults(context, section, common)
+        elif (pattern := _pattern(context, node, match)) is not None:
+            taken.append(TakenMatch(node, match, pattern))
+    inheritance = MatchInheritance(context.syntax, taken)
+    for each in taken:
+        _AddressSettingImport(context, each, inheritance.general(each.pattern)).run()
+    report_precedence(context, taken, "give such addresses an [[address]] of their own")
+    _report_other_defaults(context, section, counting.get(context.syntax.any_words))
+
+
+def _pattern(context: ImportContext, node: XmlNode, match: str) -> str | None:
+    """Add the table of a match, and return its pattern; None if it cannot be taken, which is reported."""
+    try:
+        pattern = context.syntax.pattern(match)
+        context.draft.add("address", {"match": pattern})
+    except ValueError as error:
+        context.none(node, f"cannot be a match of [[address]]: {error}; the settings of less specific ones apply")
+        return None
+    if pattern != match:
+        note = "words and wildcards are written as in Bascule"
+        context.differs(node, f"[[address]] match = {toml_value(pattern)}", note, attribute="match")
+    return pattern
 
 
 def _is_of_management(match: str) -> bool:
@@ -166,27 +203,16 @@ def _is_of_management(match: str) -> bool:
 
 
 class _AddressSettingImport:
-    """One ``<address-setting>``. ``common`` is the one for all addresses, if there is one."""
+    """One ``<address-setting>``, and the less specific ones from which it inherits."""
 
-    def __init__(self, context: ImportContext, node: XmlNode, common: XmlNode | None) -> None:
+    def __init__(self, context: ImportContext, taken: TakenMatch, general: Sequence[XmlNode]) -> None:
         self._context = context
-        self._node = node
-        self._common = common
-        self._match = ""
+        self._node = taken.node
+        self._match = taken.pattern
+        self._general = general
 
-    def run(self, match: str) -> None:
+    def run(self) -> None:
         """Import the element."""
-        context = self._context
-        try:
-            self._match = context.syntax.pattern(match)
-            context.draft.add("address", {"match": self._match})
-        except ValueError as error:
-            context.none(self._node, f"cannot be a match of [[address]]: {error}")
-            return
-        if self._match != match:
-            context.differs(
-                self._node, f'[[address]] match = "{self._match}"', "words and wildcards are written as in Bascule", attribute="match"
-            )
         for child in self._node.children:
             self._child(child)
         self._limits_of_policy()
@@ -196,7 +222,8 @@ class _AddressSettingImport:
         name, context = child.name, self._context
         if name in _DIRECT:
             key, convert = _DIRECT[name]
-            self._set(child, key, convert)
+            ignored = name == "max-expiry-delay" and self._inherited("expiry-delay") is not None
+            self._set(child, key, convert, _IGNORED_LIFETIME if ignored else "")
         elif name in ("dead-letter-address", "expiry-address"):
             self._set(child, name.replace("-", "_"), context.syntax.name)
         elif name in ("auto-create-queues", "auto-create-addresses"):
@@ -226,13 +253,15 @@ class _AddressSettingImport:
     def _auto_create(self, child: XmlNode) -> None:
         """Take two settings as one: Bascule creates an address together with its queue."""
         other = "auto-create-addresses" if child.name == "auto-create-queues" else "auto-create-queues"
-        both = [each.text.lower() for each in (child, self._inherited(other)) if each is not None]
+        inherited = self._inherited(other)
+        both = [child.text.lower(), "true" if inherited is None else inherited.text.lower()]
         differs = "" if len(set(both)) == 1 else "one setting for queues and addresses; it is true only if both are"
         self._set(child, "auto_create", lambda text: all(true_or_false(each) for each in (text, *both)), differs)
 
     def _inherited(self, name: str) -> XmlNode | None:
-        own = self._node.child(name)
-        return own if own is not None or self._common is None else self._common.child(name)
+        """Return a setting of this element, or of the nearest one that has it."""
+        found = (node.child(name) for node in (self._node, *self._general))
+        return next((each for each in found if each is not None), None)
 
     @property
     def _pages(self) -> bool:
@@ -241,20 +270,24 @@ class _AddressSettingImport:
 
     def _limit(self, child: XmlNode) -> None:
         try:
-            limit = (size_bytes if child.name.endswith("bytes") else _attempts)(child.text)
+            limit = _bound(child)
         except ValueError as error:
             self._context.none(child, str(error))
             return
         if child.name in _LIMITS and self._pages:
-            if limit:
+            if limit >= 0:
                 self._context.none(child, f"needs no limit with PAGE: {_PAGING}")
             else:
                 self._context.taken(child, note="no limit, as by default")
         elif child.name in _PAGE_LIMITS and not self._pages:
             self._context.none(child, "has no effect in Artemis either, without the policy PAGE")
+        elif child.name in _PAGE_LIMITS and limit >= 0 and self._inherited("page-full-policy") is None:
+            self._context.none(child, "has no effect in Artemis either, without page-full-policy")
+        elif limit == 0:
+            self._context.none(child, _NOTHING)
         else:
             key = {**_LIMITS, **_PAGE_LIMITS}[child.name]
-            self._set(child, key, lambda _: limit, _PER_QUEUE if limit else "")
+            self._set(child, key, lambda _: max(limit, 0), _PER_QUEUE if limit > 0 else "")
 
     def _policy(self, child: XmlNode) -> None:
         policy = child.text.upper()
@@ -268,21 +301,21 @@ class _AddressSettingImport:
             self._context.none(child, f"unknown policy; Artemis knows PAGE, {', '.join(_WHEN_FULL)}")
 
     def _limits_of_policy(self) -> None:
-        """Give this match the limits that hold with its own policy, if the match for all addresses has another one."""
+        """Give this match the limits that hold with its own policy, if a less specific match has another one."""
         policy = self._node.child("address-full-policy")
-        if policy is None or self._common is None or self._common is self._node:
+        if policy is None:
             return
-        table = next(each for each in self._context.draft.tables("address") if each["match"] == self._match)
+        table = self._context.draft.table("address", self._match)
         for name, key in _LIMITS.items():
-            limit = self._common.child(name)
-            if key in table or limit is None:
+            limit = self._inherited(name)
+            if key in table or limit is None or limit in self._node.children:
                 continue
             try:
-                value = 0 if self._pages else (size_bytes if name.endswith("bytes") else _attempts)(limit.text)
+                value = 0 if self._pages else max(_bound(limit), 0)
                 self._context.draft.merge("address", self._match, key, value)
             except ValueError:
                 continue  # reported where it stands
-            note = f"by the policy of this match, and <{name}> of all addresses"
+            note = f"by the policy of this match, and <{name}> in line {limit.line}"
             self._context.remark(policy, f"{key} = {value}", note, part=f"/../{name} (not set)")
 
     def _limit_of_delay(self) -> None:
@@ -290,7 +323,7 @@ class _AddressSettingImport:
         delay = self._node.child("redelivery-delay")
         if delay is None or self._inherited("max-redelivery-delay") is not None:
             return
-        table = next(each for each in self._context.draft.tables("address") if each["match"] == self._match)
+        table = self._context.draft.table("address", self._match)
         if not table.get("redelivery_delay_s"):
             return
         longest = table["redelivery_delay_s"] * 10

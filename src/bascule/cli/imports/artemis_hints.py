@@ -17,9 +17,9 @@ _ANALYZER: Final = "use the watchdog of systemd (deploy/systemd), and /healthz"
 _THREADS: Final = "a setting of the JVM's threads; Bascule needs none"
 _CACHES: Final = "a cache of Artemis; a change of users, roles or permissions takes effect at once"
 _INTERCEPTORS: Final = "no interceptors; transform messages in a divert, or record them with [audit]"
-_MQTT: Final = "no MQTT"
+_MQTT: Final = "Bascule speaks AMQP 1.0 only, not MQTT"
 _DISK: Final = "the journal is in Kafka; broker.spill_free_bytes is for the disk of the spill files"
-_SCAN: Final = "no period to set"
+_SCAN: Final = "nothing to set: Bascule decides when it checks this"
 _MASKED: Final = 'no codec for passwords; write "file:PATH" or "credential:NAME" in place of a secret'
 _PAGING: Final = "no paging: bodies of messages go to spill files when memory is short"
 
@@ -83,12 +83,12 @@ CORE_HINTS: Final = {
     "memory-warning-threshold": "the metrics show the memory; alert rules are in deploy/prometheus",
     "memory-measure-interval": "the metrics show the memory; alert rules are in deploy/prometheus",
     "server-dump-interval": "`bascule top` and the metrics show the state",
-    "log-delegate-factory-class-name": "see [log]",
+    "log-delegate-factory-class-name": "the log has no plugin; its level and format are in [log]",
     "password-codec": _MASKED,
     "mask-password": _MASKED,
     "remoting-incoming-interceptors": _INTERCEPTORS,
     "remoting-outgoing-interceptors": _INTERCEPTORS,
-    "resolve-protocols": "AMQP 1.0 only",
+    "resolve-protocols": "Bascule speaks AMQP 1.0 only",
     "security-invalidation-interval": _CACHES,
     "authentication-cache-size": _CACHES,
     "authorization-cache-size": _CACHES,
@@ -106,12 +106,12 @@ CORE_HINTS: Final = {
     "graceful-shutdown-timeout": "a broker that is stopped closes its connections, and a standby takes over",
     "temporary-queue-namespace": "temporary queues have generated names and the settings of their names",
     "uuid-namespace": "temporary queues have generated names and the settings of their names",
-    "internal-naming-prefix": "no internal addresses",
+    "internal-naming-prefix": "Bascule has no internal addresses",
     "amqp-use-core-subscription-naming": "subscriptions have names of their own: `bascule subscription list`",
     "mqtt-session-scan-interval": _MQTT,
     "mqtt-session-state-persistence-timeout": _MQTT,
     "mqtt-subscription-persistence-enabled": _MQTT,
-    "literal-match-markers": "taken with the matches",
+    "literal-match-markers": "must be two characters",
 }
 #: Beginnings of names of elements.
 PREFIX_HINTS: Final = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bascule.cli.imports.draft import SettingsDraft
-from bascule.cli.imports.report import ImportOutcome, ImportReport, ImportRow, shown_value
+from bascule.cli.imports.report import ImportOutcome, ImportReport, ImportRow, shortened, shown_value
 from bascule.cli.imports.toml_text import toml_value
 from bascule.cli.imports.xml_tree import XmlNode
 from bascule.config.fields import check_pattern
@@ -34,9 +34,11 @@ class AddressSyntax:
         """Return the name of an address with dots between its words. Raises ValueError."""
         return self._translated(text, {})
 
-    def pattern(self, text: str) -> str:
-        """Return a pattern of addresses in the syntax of Bascule. Raises ValueError."""
-        marks = self.literal_marks
+    def pattern(self, text: str, *, literals: bool = True) -> str:
+        """Return a pattern of addresses in the syntax of Bascule. Without ``literals``, the marks have no meaning. Raises ValueError."""
+        if "::" in text:
+            raise ValueError(f"{text!r} is one queue of an address; in Bascule an address has one queue, with its name")
+        marks = self.literal_marks if literals else ""
         if marks and len(text) > 1 and text[0] == marks[0] and text[-1] == marks[1]:
             name = self.name(text[1:-1])
             if set(name.split(".")) & {"*", "#"}:
@@ -102,12 +104,20 @@ class ImportContext:
         return True
 
     def rest(self, root: XmlNode) -> None:
-        """Report every element and attribute that nothing has reported, so that no setting is left out silently."""
+        """Report every element and attribute that nothing has reported, so that no setting is left out silently.
+
+        A value is masked if anything around it, such as ``key="password"``, indicates a secret.
+        """
         for node in root.all():
+            key = " ".join([node.path, *node.attributes, *node.attributes.values()])
             for name in [name for name in node.attributes if name not in node.reported]:
-                self.none(node, _UNKNOWN, attribute=name)
+                node.reported.add(name)
+                self._unknown(node, f"@{name}", shown_value(key, node.attributes[name]))
             if "" not in node.reported and (node.text or not (node.children or node.attributes)):
-                self.none(node, _UNKNOWN)
+                self._unknown(node, "", shown_value(key, node.text))
+
+    def _unknown(self, node: XmlNode, part: str, value: str) -> None:
+        self.report.add(ImportRow(self.file, node.line, node.path + part, value, ImportOutcome.NONE, "", _UNKNOWN))
 
     def _add(self, node: XmlNode, outcome: ImportOutcome, setting: str, note: str, attribute: str) -> None:
         node.reported.add(attribute)
@@ -119,11 +129,14 @@ class ImportContext:
 
 
 def whole_number(text: str) -> int:
-    """Return a whole number. Raises ValueError."""
+    """Return a whole number of at most 64 bits, as in Java. Raises ValueError."""
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
+        raise ValueError(f"{shortened(text)!r} is not a whole number") from None
+    if abs(number) >= 1 << 63:
+        raise ValueError("the number has more than 64 bits")
+    return number
 
 
 def seconds(text: str) -> float:
@@ -134,7 +147,7 @@ def seconds(text: str) -> float:
 def true_or_false(text: str) -> bool:
     """Return a truth value. Raises ValueError."""
     if text.lower() not in ("true", "false"):
-        raise ValueError(f"{text!r} is neither true nor false")
+        raise ValueError(f"{shortened(text)!r} is neither true nor false")
     return text.lower() == "true"
 
 
@@ -143,9 +156,14 @@ _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 def size_bytes(text: str) -> int:
     """Return a size in bytes: ``10M``, ``10Mb`` and ``10MiB`` are the same; a negative size is no limit, 0. Raises ValueError."""
+    return max(signed_bytes(text), 0)
+
+
+def signed_bytes(text: str) -> int:
+    """Return a size as ``size_bytes`` does, but a negative size as it is. Raises ValueError."""
     digits = text.strip().lower().removesuffix("ib").removesuffix("b").rstrip()
     unit = digits[-1:] if digits[-1:] in ("k", "m", "g", "t") else ""
-    return max(whole_number(digits.removesuffix(unit).strip()), 0) * _UNITS[unit]
+    return whole_number(str(whole_number(digits.removesuffix(unit).strip()) * _UNITS[unit]))
 
 
 def words_of(text: str) -> list[str]:

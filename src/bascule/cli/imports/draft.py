@@ -35,6 +35,7 @@ class SettingsDraft:
     def __init__(self) -> None:
         self._sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
         self._arrays: dict[str, list[dict[str, Any]]] = {name: [] for name in _ARRAYS}
+        self._named: dict[tuple[str, str], dict[str, Any]] = {}
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -63,24 +64,29 @@ class SettingsDraft:
     def add(self, array: str, table: Mapping[str, Any]) -> None:
         """Add a table to an array. Raises ValueError, also if a table has the same name."""
         _checked(_MODELS[array], table)
-        name = _NAMES.get(array)
-        if name is not None and any(each[name] == table[name] for each in self._arrays[array]):
-            raise ValueError(f"{table[name]!r} is given twice")
-        self._arrays[array].append(dict(table))
+        added = dict(table)
+        if (identity := _NAMES.get(array)) is not None:
+            if self.has(array, table[identity]):
+                raise ValueError(f"{table[identity]!r} is given twice")
+            self._named[array, table[identity]] = added
+        self._arrays[array].append(added)
 
     def merge(self, array: str, name: str, key: str, value: Any) -> None:
         """Set a value in the table of an array with this name, which is added if there is none. Raises ValueError."""
         identity = _NAMES[array]
-        table = next((each for each in self._arrays[array] if each[identity] == name), None)
-        _checked(_MODELS[array], {**(table or {identity: name}), key: value})
-        if table is None:
-            table = {identity: name}
-            self._arrays[array].append(table)
-        table[key] = value
+        table = {**self._named.get((array, name), {identity: name}), key: value}
+        _checked(_MODELS[array], table)
+        if not self.has(array, name):
+            self.add(array, {identity: name})
+        self._named[array, name][key] = value
+
+    def table(self, array: str, name: str) -> Mapping[str, Any]:
+        """Return the table of an array with this name. Raises KeyError."""
+        return self._named[array, name]
 
     def has(self, array: str, name: str) -> bool:
         """Return whether an array has a table with this name."""
-        return any(each[_NAMES[array]] == name for each in self._arrays[array])
+        return (array, name) in self._named
 
 
 def _checked(model: type[BaseModel], table: Mapping[str, Any]) -> None:

@@ -7,11 +7,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from bascule.cli.imports.report import shortened
+from bascule.cli.imports.substitution import FILE_BYTES_MAX, whole_characters
 from bascule.core.errors import InvalidInput
 
 DEPTH_MAX: Final = 64
 #: Values after the replacement of references, which may repeat objects.
 VALUES_MAX: Final = 20_000
+#: Characters of all texts after the replacement of references, which may repeat texts.
+TEXT_CHARACTERS_MAX: Final = 2 * FILE_BYTES_MAX
+#: Levels of values after the replacement of references.
+RESOLVED_DEPTH_MAX: Final = 2 * DEPTH_MAX
+KEY_CHARACTERS_MAX: Final = 200
 _NOT_UNQUOTED: Final = frozenset('$"{}[]:=,+#`^?!@*&\\')
 _BLANKS: Final = " \t\r\ufeff"
 
@@ -29,12 +36,18 @@ class HoconConcatenation(NamedTuple):
     parts: tuple[HoconNode, ...]
 
 
+class HoconOverlay(NamedTuple):
+    """Values that are given to one key in turn, and for each whether ``+=`` gave it: objects are merged, other values replaced."""
+
+    parts: list[tuple[HoconNode, bool]]
+
+
 @dataclass(frozen=True, eq=False)
 class HoconNode:
     """One value, and the line where it begins. A number, true and false are text."""
 
     line: int
-    value: str | dict[str, HoconNode] | list[HoconNode] | HoconReference | HoconConcatenation | None
+    value: str | dict[str, HoconNode] | list[HoconNode] | HoconReference | HoconConcatenation | HoconOverlay | None
 
 
 class HoconLeaf(NamedTuple):
@@ -81,7 +94,7 @@ class _HoconParser:
         return root
 
     def _fail(self, reason: str) -> None:
-        raise InvalidInput(f"{self._file}:{self._line}: {reason}")
+        raise InvalidInput(f"{self._file}:{self._line}: {shortened(reason)}")
 
     def _peek(self, length: int = 1) -> str:
         return self._text[self._at : self._at + length]
@@ -149,8 +162,9 @@ class _HoconParser:
                 fields[key] = inner
             fields = _last_object(inner)
         before = fields.get(keys[-1])
-        if before is not None and (append or (_may_be_object(before) and _may_be_object(value))):
-            value = HoconNode(before.line, HoconConcatenation((before, value)))
+        # An optional reference to nothing leaves the value that the key had.
+        if before is not None and (append or isinstance(value.value, HoconReference) or (_may_be_object(before) and _may_be_object(value))):
+            value = _overlaid(before, value, append=append)
         fields[keys[-1]] = value
 
     def _key(self) -> list[str]:
@@ -172,7 +186,10 @@ class _HoconParser:
                 current += self._next()
         if not quoted and not current:
             self._fail(f"expected a key, and found {self._peek()!r}")
-        return [*keys, current]
+        keys.append(current)
+        if len(keys) > DEPTH_MAX or max(map(len, keys)) > KEY_CHARACTERS_MAX:
+            self._fail(f"a key has more than {DEPTH_MAX} parts, or a part with more than {KEY_CHARACTERS_MAX} characters")
+        return keys
 
     def _value(self) -> HoconNode:
         line, parts, blanks = self._line, list[HoconNode](), ""
@@ -239,7 +256,7 @@ class _HoconParser:
         if triple:
             return raw
         try:
-            return str(json.loads(f'"{raw}"'))
+            return whole_characters(str(json.loads(f'"{raw}"')))
         except ValueError:
             raise InvalidInput(f"{self._file}:{line}: the text in quotation marks has an escape that JSON does not know") from None
 
@@ -253,16 +270,44 @@ class _HoconParser:
 
 
 def _may_be_object(node: HoconNode) -> bool:
-    return isinstance(node.value, dict | HoconReference | HoconConcatenation)
+    return isinstance(node.value, dict | HoconReference | HoconConcatenation | HoconOverlay)
+
+
+def _overlaid(before: HoconNode, value: HoconNode, *, append: bool = False) -> HoconNode:
+    if isinstance(before.value, HoconOverlay):  # one list for all, because a file may append to a key a thousand times
+        before.value.parts.append((value, append))
+        return before
+    return HoconNode(before.line, HoconOverlay([(before, False), (value, append)]))
 
 
 def _with_object(node: HoconNode, line: int) -> HoconNode:
-    return HoconNode(node.line, HoconConcatenation((node, HoconNode(line, {}))))
+    return _overlaid(node, HoconNode(line, {}))
 
 
 def _last_object(node: HoconNode) -> dict[str, HoconNode]:
-    value = node.value.parts[-1].value if isinstance(node.value, HoconConcatenation) else node.value
+    match node.value:
+        case HoconOverlay(assigned):
+            value = assigned[-1][0].value
+        case HoconConcatenation(joined):
+            value = joined[-1].value
+        case _:
+            value = node.value
     return value if isinstance(value, dict) else {}
+
+
+def _field(node: HoconNode, key: str) -> HoconNode | None:
+    """Return the value that a key has last, in an object or in objects side by side."""
+    match node.value:
+        case dict() as fields:
+            return fields.get(key)
+        case HoconOverlay(assigned):
+            parts = [part for part, _ in assigned]
+        case HoconConcatenation(joined):
+            parts = list(joined)
+        case _:
+            return None
+    objects = (part.value for part in reversed(parts))
+    return next((fields[key] for fields in objects if isinstance(fields, dict) and key in fields), None)
 
 
 class _Resolver:
@@ -273,39 +318,70 @@ class _Resolver:
         self._file = file
         self._properties = properties
         self._values = 0
+        self._characters = 0
+        self._depth = 0
 
     def resolved(self, node: HoconNode, through: tuple[tuple[str, ...], ...]) -> HoconNode | None:
         """Return a value without references; None if it is an optional reference to nothing."""
         self._values += 1
         if self._values > VALUES_MAX:
             raise InvalidInput(f"{self._file}:{node.line}: the file has more than {VALUES_MAX:,} values")
+        if self._depth >= RESOLVED_DEPTH_MAX:
+            raise InvalidInput(f"{self._file}:{node.line}: values and references are nested more than {RESOLVED_DEPTH_MAX} deep")
+        self._depth += 1
+        found = self._resolved(node, through)
+        self._depth -= 1
+        if found is not None and isinstance(found.value, str):
+            self._characters += len(found.value)
+            if self._characters > TEXT_CHARACTERS_MAX:
+                raise InvalidInput(f"{self._file}:{node.line}: the references make more than {TEXT_CHARACTERS_MAX >> 20} Mi characters")
+        return found
+
+    def _resolved(self, node: HoconNode, through: tuple[tuple[str, ...], ...]) -> HoconNode | None:
         match node.value:
             case dict() as fields:
-                found = {key: self.resolved(each, through) for key, each in fields.items()}
-                return HoconNode(node.line, {key: each for key, each in found.items() if each is not None})
+                values = {key: self.resolved(each, through) for key, each in fields.items()}
+                return HoconNode(node.line, {key: each for key, each in values.items() if each is not None})
             case list() as items:
                 return HoconNode(node.line, [each for each in (self.resolved(item, through) for item in items) if each is not None])
             case HoconReference() as reference:
                 return self._referred(node, reference, through)
             case HoconConcatenation(parts):
                 return _joined(node.line, [each for each in (self.resolved(part, through) for part in parts) if each is not None])
+            case HoconOverlay(assigned):
+                found: HoconNode | None = None
+                for part, append in assigned:
+                    value = self.resolved(part, through)
+                    found = value if found is None else found if value is None else _assigned(found, value, append=append)
+                return found
         return node
 
     def _referred(self, node: HoconNode, reference: HoconReference, through: tuple[tuple[str, ...], ...]) -> HoconNode | None:
         name = ".".join(reference.path)
-        if reference.path in through or len(through) >= DEPTH_MAX:
-            raise InvalidInput(f"{self._file}:{node.line}: the reference ${{{name}}} leads to itself")
+        shown = shortened(name)
+        if reference.path in through:
+            raise InvalidInput(f"{self._file}:{node.line}: the reference ${{{shown}}} leads to itself")
         if name in self._properties:
             return HoconNode(node.line, self._properties[name])
         target: HoconNode | None = self._root
         for key in reference.path:
-            # Objects on the way may come from other references; only plain ones and the last part of a merge are searched.
-            target = _last_object(target).get(key) if target is not None else None
+            # Objects on the way may come from other references; only plain ones are searched.
+            target = _field(target, key) if target is not None else None
         if target is not None:
             return self.resolved(target, (*through, reference.path))
         if reference.optional:
             return None
-        raise InvalidInput(f"{self._file}:{node.line}: ${{{name}}} has no value; give it with --property {name}=VALUE")
+        raise InvalidInput(f"{self._file}:{node.line}: ${{{shown}}} has no value; give it with --property {shown}=VALUE")
+
+
+def _assigned(before: HoconNode, value: HoconNode, *, append: bool) -> HoconNode:
+    """Return what a key has after a second assignment."""
+    if append and isinstance(before.value, list) and isinstance(value.value, list):
+        before.value.extend(value.value)  # the list is that of this resolution
+        return before
+    if isinstance(before.value, dict) and isinstance(value.value, dict):
+        return HoconNode(before.line, _merged(before.value, value.value))
+    return value
 
 
 def _joined(line: int, parts: list[HoconNode]) -> HoconNode | None:

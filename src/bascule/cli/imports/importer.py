@@ -11,7 +11,7 @@ from bascule.amqp.verifiers import ITERATIONS
 from bascule.cli.imports.artemis import import_artemis
 from bascule.cli.imports.artemis_acceptors import NO_CERTIFICATES, CertificateFiles
 from bascule.cli.imports.artemis_security import named_roles
-from bascule.cli.imports.artemis_users import ImportedUser, define_roles, import_roles, import_users
+from bascule.cli.imports.artemis_users import ImportedUser, check_not_exchanged, define_roles, import_roles, import_users
 from bascule.cli.imports.context import ImportContext
 from bascule.cli.imports.draft import SettingsDraft
 from bascule.cli.imports.hocon import HoconLeaf, read_hocon
@@ -58,8 +58,13 @@ class ImportResult(NamedTuple):
 
 def import_sources(options: ImportOptions) -> ImportResult:
     """Return the configuration of the sources. Raises InvalidInput if a source cannot be read, or a certificate cannot be used."""
+    if not options.to.name or options.to.name == "..":
+        raise InvalidInput(f"--to {options.to}: must be the path of a file")
     if options.to == options.users_file:
         raise InvalidInput(f"--to {options.to}: the ending .users is for the file of users; choose another one")
+    read = {path.resolve() for path in (*options.sources, options.users, options.roles) if path is not None}
+    if written := [path for path in (options.to, options.users_file) if path.resolve() in read]:
+        raise InvalidInput(f"{written[0]} is a source of the import; write to another file with --to")
     report, draft = ImportReport(), SettingsDraft()
     trees: list[tuple[str, XmlNode]] = []
     bridges: list[tuple[str, list[HoconLeaf]]] = []
@@ -92,13 +97,16 @@ def _import_logins(options: ImportOptions, context: ImportContext, root: XmlNode
     """Import users and roles; None if every client may connect."""
     open_to_all = bool(context.draft.section("broker").get("allow_anonymous"))
     users: list[ImportedUser] | None = None
+    logins = [] if options.users is None else _entries(options.users)
+    members = [] if options.roles is None else _entries(options.roles)
+    check_not_exchanged(logins, members, options.roles)
     if options.users is not None:
-        users = import_users(_entries(options.users), options.users.name, options.users_file, context.report)
+        users = import_users(logins, options.users.name, options.users_file, context.report)
     elif not open_to_all:
         users = []
         note = "no users were given: add them with `bascule user add NAME --role ROLE`, or import again with --users and --roles"
         context.remark(root, f"broker.users_file = {options.users_file}", note, part="/users (not given)")
-    roles = {} if options.roles is None else import_roles(_entries(options.roles), options.roles.name, context.report)
+    roles = {} if options.roles is None else import_roles(members, options.roles.name, context.report)
     place = next((node for node in root.all() if node.name == "security-settings"), root)
     define_roles(context.draft, context.report, roles, list(named_roles(context)), (context.file, place.line))
     if users is not None:

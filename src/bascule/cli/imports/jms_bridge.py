@@ -13,6 +13,7 @@ from bascule.cli.imports.hocon import HoconLeaf
 from bascule.cli.imports.report import ImportOutcome, ImportReport, ImportRow, shown_value
 from bascule.cli.imports.toml_text import toml_value
 from bascule.core.errors import InvalidInput
+from bascule.core.masking import MASK
 from bascule.core.topics import MESSAGE_BYTES_MAX
 
 #: Settings that Kafka's client for Java and librdkafka have in common.
@@ -25,6 +26,8 @@ _KAFKA_COMMON: Final = frozenset(
 )  # fmt: skip
 _JAVA_STORES: Final = "librdkafka reads PEM files: set ssl.ca.location, ssl.certificate.location and ssl.key.location in [kafka.client]"
 _JAAS_OPTION = re.compile(r"(\w+)\s*=\s*[\"']([^\"']*)[\"']")
+#: Settings of Kafka's client for Java that are secrets, and whose names do not say so.
+_MORE_SECRETS: Final = re.compile(r"\.(keystore\.key|user\.info|userinfo)$")
 _STREAMS: Final = "no Kafka Streams: the broker reads its journal itself"
 _JOURNAL_TOPICS: Final = (
     "the journal is PREFIX.journal (journal.prefix) with one partition; Bascule creates its topics with the settings that they need"
@@ -96,7 +99,9 @@ class _JmsBridgeImport:
 
     def _row(self, leaf: HoconLeaf, outcome: ImportOutcome, setting: str, note: str = "") -> None:
         key = ".".join(leaf.path)
-        self.report.add(ImportRow(self.file, leaf.line, key, shown_value(key, leaf.value), outcome, setting, note))
+        # A key of the source may contain a whole secret: the private key of a PEM file, or the user and password of a service.
+        shown = MASK if _MORE_SECRETS.search(key) else shown_value(key, leaf.value)
+        self.report.add(ImportRow(self.file, leaf.line, key, shown, outcome, setting, note))
 
     def _set(self, leaf: HoconLeaf, section: str, key: str, value: Any, differs: str = "") -> None:
         try:
@@ -119,7 +124,8 @@ class _JmsBridgeImport:
                     self._row(leaf, ImportOutcome.TAKEN, "", "the journal always has one partition")
                 case "journals.max.message.size":
                     size = min(size_bytes(leaf.value), MESSAGE_BYTES_MAX)
-                    self._set(leaf, "broker", "max_message_bytes", size)
+                    less = "the largest message of Bascule" if size < size_bytes(leaf.value) else ""
+                    self._set(leaf, "broker", "max_message_bytes", size, less)
                 case _:
                     self._other(leaf, key)
         except ValueError as error:
@@ -206,7 +212,8 @@ class _JmsBridgeImport:
             note = "a header jms.JMSType does not change it"
             self._row(leaf, ImportOutcome.DIFFERS, f'[[ingress]] name = "{name}", body = "{table["body"]}"', note)
         if (leaf := rule.leaves.get("consume.always")) is not None:
-            self._row(leaf, ImportOutcome.TAKEN, "", "an ingress always reads its topics")
+            reads = ImportOutcome.TAKEN if leaf.value.lower() == "true" else ImportOutcome.DIFFERS
+            self._row(leaf, reads, "", "an ingress always reads its topics, also while the JMS topic has no subscriber")
 
     def _divert(self, rule: _Rule, match: HoconLeaf, expression: str, template: str) -> None:
         found = _addresses(expression, template)

@@ -15,7 +15,13 @@ from bascule.core.masking import MASK
 SHOWN_MAX: Final = 200
 #: The columns of the report as a table; the other formats have them, too.
 COLUMNS: Final = ("place", "element", "value", "outcome", "setting", "note")
-_PASSWORDS = re.compile(r"((?:password|passphrase|secret|token)\w*\s*=\s*)(\"[^\"]*\"|'[^']*'|[^;&,\s]+)", re.IGNORECASE)
+#: Characters of an element's path, and of a setting or a note.
+_ELEMENT_MAX: Final = 1000
+_TEXT_MAX: Final = 2000
+#: A password without quotation marks may contain blanks and commas: it ends where the parameter of a URL ends.
+_PASSWORDS = re.compile(r"((?:password|passphrase|secret|token)\w*\s*=\s*)(\"[^\"]*\"|'[^']*'|[^;&]+)", re.IGNORECASE)
+#: Characters of a value in which secrets are searched; no more of it are shown.
+_CONSIDERED_MAX: Final = 20 * SHOWN_MAX
 #: User and password before the host of a URL.
 _USER_OF_URL = re.compile(r"(//)[^/?#@\s]*:[^/?#@\s]*@")
 
@@ -57,8 +63,13 @@ def shown_value(key: str, value: str) -> str:
     """Return a value of the source on one line, short and without secrets. ``key`` is its name."""
     if is_secret(key):
         return MASK if value else ""
-    text = _USER_OF_URL.sub(rf"\1{MASK}@", _PASSWORDS.sub(rf"\1{MASK}", " ".join(value.split())))
-    return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "..."
+    text = " ".join(value[:_CONSIDERED_MAX].split())
+    return shortened(_USER_OF_URL.sub(rf"\1{MASK}@", _PASSWORDS.sub(rf"\1{MASK}", text)))
+
+
+def shortened(text: str, length: int = SHOWN_MAX) -> str:
+    """Return a text, or its beginning with three dots."""
+    return text if len(text) <= length else text[:length] + "..."
 
 
 class ImportReport:
@@ -68,8 +79,9 @@ class ImportReport:
         self._rows: list[ImportRow] = []
 
     def add(self, row: ImportRow) -> None:
-        """Add a row."""
-        self._rows.append(row)
+        """Add a row; long texts of the source are shortened."""
+        setting, note = shortened(row.setting, _TEXT_MAX), shortened(row.note, _TEXT_MAX)
+        self._rows.append(row._replace(element=shortened(row.element, _ELEMENT_MAX), setting=setting, note=note))
 
     @property
     def rows(self) -> Sequence[ImportRow]:

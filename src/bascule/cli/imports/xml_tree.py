@@ -13,12 +13,14 @@ from xml.sax.xmlreader import AttributesNSImpl, InputSource, Locator
 from defusedxml import DefusedXmlException
 from defusedxml.expatreader import DefusedExpatParser
 
+from bascule.cli.imports.report import shortened
 from bascule.cli.imports.substitution import PropertyReferences
 from bascule.core.errors import InvalidInput
 
 #: Artemis' own schema nests a dozen levels.
 DEPTH_MAX: Final = 64
 ELEMENTS_MAX: Final = 100_000
+ATTRIBUTES_MAX: Final = 200_000
 TEXT_CHARACTERS_MAX: Final = 1 << 20
 XINCLUDE: Final = "http://www.w3.org/2001/XInclude"
 _XSI: Final = "http://www.w3.org/2001/XMLSchema-instance"
@@ -91,6 +93,7 @@ class _TreeBuilder(ContentHandler):
         self._open: list[XmlNode] = []
         self._texts: list[list[str]] = []
         self._elements = 0
+        self._attributes = 0
         self._characters = 0
         self._locator: Locator | None = None
 
@@ -104,8 +107,9 @@ class _TreeBuilder(ContentHandler):
     def startElementNS(self, name: tuple[str | None, str], _qname: str | None, attrs: AttributesNSImpl) -> None:  # noqa: N802
         namespace, local = name
         self._elements += 1
+        self._attributes += len(attrs)
         if namespace == XINCLUDE:
-            href = attrs.getValueByQName("href") if "href" in attrs.getQNames() else ""
+            href = shortened(attrs.getValueByQName("href") if "href" in attrs.getQNames() else "")
             self._refuse(
                 f"<xi:include href={href!r}> is not followed; import the output of `xmllint --xinclude {self._file}`, or put the content"
                 " of that file here"
@@ -114,6 +118,8 @@ class _TreeBuilder(ContentHandler):
             self._refuse(f"elements are nested more than {DEPTH_MAX} deep")
         if self._elements > ELEMENTS_MAX:
             self._refuse(f"the file has more than {ELEMENTS_MAX:,} elements")
+        if self._attributes > ATTRIBUTES_MAX:
+            self._refuse(f"the elements have more than {ATTRIBUTES_MAX:,} attributes")
         line = self._line
         attributes, defaults = dict[str, str](), list[str]()
         for (space, key), raw in attrs.items():
@@ -150,7 +156,7 @@ class _TreeBuilder(ContentHandler):
 def _path(parent: XmlNode | None, name: str, attributes: dict[str, str]) -> str:
     """Return the path of an element below <core>, with its name or match."""
     if parent is None or name == "core":
-        return name
+        return shortened(name)
     identity = next((attributes[key] for key in ("match", "name", "type", "string") if key in attributes), None)
-    own = name if identity is None else f'{name}["{identity}"]'
+    own = shortened(name) if identity is None else f'{shortened(name)}["{shortened(identity)}"]'
     return own if parent.name == "core" else f"{parent.path}/{own}"
