@@ -58,7 +58,7 @@ def test_stdout_has_only_the_ready_line_and_stderr_has_the_json_log(kafka: Embed
     out, log = run(["pipelines", "--config", str(config)], {**env, "BASCULE_LOG__FORMAT": "json"}, tmp_path, PIPELINES_START_S)
     assert out == ["ready pipelines=1"]
     (said,) = (each for each in records(log) if each["event"] == "ingress has no topic yet")
-    assert (said["level"], said["logger"], said["ingress"]) == ("warning", "bascule.pipelines.driver", "missing")
+    assert (said["level"], said["logger"], said["ingress"]) == ("warning", "bascule.pipelines.ingresses", "missing")
 
 
 def test_pipelines_without_divert_and_ingress_are_ready_without_spark(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> None:
