@@ -128,7 +128,7 @@ def settings() -> Mapping[str, str]:
 @pytest.mark.parametrize("text", settings().values(), ids=settings())
 def test_settings_shown_on_pages_can_be_loaded(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("kafka-password", "view-token"):
+    for name in ("kafka-password", "kafka-secret", "view-token"):
         (tmp_path / name).write_text("secret\n")
     (tmp_path / "bascule.toml").write_text(text)
     load(tmp_path / "bascule.toml")

@@ -10,8 +10,11 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bascule.config import Settings
 from bascule.server.admin import _StatusCollector
 from bascule.server.status import UserStatus
+from bascule.server.tls_watch import TlsWatch
+from tests.support.certificates import Authority
 from tests.support.kafka_in_memory import KafkaInMemory
 from tests.support.metrics_page import documented, sections
 from tests.unit.pipelines.test_metrics import Driver
@@ -70,8 +73,20 @@ def labels_of_full_status() -> dict[str, set[str]]:
     return exported(generate_latest(registry).decode())
 
 
+def labels_of_certificates(authority: Authority) -> dict[str, set[str]]:
+    files, registry = authority.issue("server"), CollectorRegistry()
+    watch = TlsWatch(Settings.model_validate({"broker": {"tls": {"certificate": files.certificate, "key": files.key}}}))
+    registry.register(watch)
+    try:
+        return exported(generate_latest(registry).decode())
+    finally:
+        watch.close()
+
+
 @run_async
-async def test_each_query_names_metrics_and_labels_of_a_broker_or_driver(kafka: KafkaInMemory, tmp_path: Path) -> None:
+async def test_each_query_names_metrics_and_labels_of_a_broker_or_driver(
+    kafka: KafkaInMemory, tmp_path: Path, authority: Authority
+) -> None:
     async with serving(kafka, tmp_path) as broker:
         await broker.send("orders", "1")
         port = broker.life._admin_port
@@ -84,7 +99,7 @@ async def test_each_query_names_metrics_and_labels_of_a_broker_or_driver(kafka: 
         there = exported(await called(page))
     listed = {metric.name for section in sections() for metric in documented(section)}
     assert {name.removesuffix("_bucket") for name in there if not name.endswith(("_count", "_sum", "_created"))} <= listed
-    for name, labels in (*labels_of_full_status().items(), *labels_of_driver().items()):
+    for name, labels in (*labels_of_full_status().items(), *labels_of_driver().items(), *labels_of_certificates(authority).items()):
         there.setdefault(name, set()).update(labels)
     assert len(there) > 50
     for query, texts in queries():
