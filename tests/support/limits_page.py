@@ -293,6 +293,7 @@ OTHERS: Final = {
     "amqp.verifiers.SALT_BYTES_MAX": "bounds what the owner may configure",
     "amqp.verifiers.SHAPES_MAX": "how many numbers of iterations an unknown user may seem to have",
     "server.console_sessions.PORT_DIGITS_MAX": "how long the number of a port can be",
+    "server.redrive.PAUSE_MAX_S": "how long a search pauses between its steps",
     "server.key_set.KEYS_MAX": "bounds what the provider of tokens brings",
     "server.key_source.DOCUMENT_SIZE_BYTES_MAX": "bounds what the provider of tokens brings",
     "amqp.unsettled.LOST_MAX": "how many deliveries of ended links a session remembers; more are forgotten",
