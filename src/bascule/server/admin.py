@@ -42,7 +42,6 @@ from starlette.types import ASGIApp
 from bascule.broker.errors import RequestFailed
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
 from bascule.core.log import get_log
-from bascule.core.permissions import Unauthorized
 from bascule.embedded.process import PortInUse
 from bascule.server import admin_http, looks
 from bascule.server.actions import ACTIONS, CONTENT_ACTIONS
@@ -270,17 +269,11 @@ class _Pages:
         principal: Principal = request.state.principal
         action = request.scope["path"].removeprefix("/")
         arguments = await arguments_of(request)
-        self._audit.check()
         shown = without_content(arguments) if action in CONTENT_ACTIONS else arguments
-        record = partial(self._audit.record, who=principal.name, peer=principal.peer, arguments=json.dumps(shown))
         on = next((str(value) for value in arguments.values()), "")
-        try:
+        with self._audit.acting(action, on, who=principal.name, peer=principal.peer, arguments=json.dumps(shown)) as done:
             answer = await self._broker.act(principal, action, arguments)
-        except Exception as error:
-            allowed = not isinstance(error, Unauthorized)
-            record(action, on, allowed=allowed, result=f"{type(error).__name__}: {error}")
-            raise
-        record(action, on, result=json.dumps(answer))
+            done["result"] = json.dumps(answer)
         log.info("administrator action", who=principal.name, action=action, arguments=shown, answer=answer)
         return JSONResponse(answer)
 

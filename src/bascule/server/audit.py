@@ -9,7 +9,8 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from logging.handlers import WatchedFileHandler
@@ -19,6 +20,7 @@ from typing import IO, Any, Final, Protocol
 from bascule.config.audit import Audit as AuditSettings
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.log import get_log
+from bascule.core.permissions import Unauthorized
 from bascule.kafka.line_topic import LineTopic
 
 log = get_log(__name__)
@@ -191,6 +193,24 @@ class AuditTrail:
         line = json.dumps({name: value[:VALUE_LENGTH_MAX] if isinstance(value, str) else value for name, value in event.items()})
         for output in self._outputs:
             output.write(line)
+
+    @contextmanager
+    def acting(self, action: str, on: str, *, who: str, peer: str, **more: Any) -> Iterator[dict[str, Any]]:
+        """Record what the body does, or with which error it is refused. The arguments are those of ``record``.
+
+        The body puts more of them, which only its success has, into the mapping that it gets.
+
+        Raises AuditUnavailable if the operation cannot be audited, and what the body raises.
+        """
+        self.check()
+        record = partial[None](self.record, action, on, who=who, peer=peer, **more)
+        done: dict[str, Any] = {}
+        try:
+            yield done
+        except Exception as error:
+            record(allowed=not isinstance(error, Unauthorized), result=f"{type(error).__name__}: {error}")
+            raise
+        record(**done)
 
     def poll(self) -> None:
         """Write lines again that a sink could not write."""

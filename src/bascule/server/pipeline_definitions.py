@@ -24,7 +24,7 @@ from bascule.config.defined import check_change, defined_ingress
 from bascule.config.settings import Settings
 from bascule.core.errors import InvalidInput, Scope
 from bascule.core.log import get_log
-from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
 from bascule.server.admin_arguments import arguments_of
@@ -90,17 +90,11 @@ class DefinitionPages:
     async def _audited(self, request: Request, verb: str, name: str, act: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
         """Act, and record what was done or refused."""
         principal: Principal = request.state.principal
-        action, audit = f"{_KIND} {verb}", self._pages.audit
-        audit.check()
-        record = partial(audit.record, action, name, who=principal.name, peer=principal.peer)
-        try:
+        action = f"{_KIND} {verb}"
+        with self._pages.audit.acting(action, name, who=principal.name, peer=principal.peer) as done:
             principal.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
             async with self._turn:
-                done = await act()
-        except Exception as error:
-            record(allowed=not isinstance(error, Unauthorized), result=f"{type(error).__name__}: {error}")
-            raise
-        record(result="ok", **done)
+                done |= await act()
         log.info("administrator action", who=principal.name, action=action, arguments={"name": name}, answer=done)
         return JSONResponse({"name": name, "kind": _KIND, **done}, 202)
 

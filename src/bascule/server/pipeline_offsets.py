@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from bascule.core.errors import InvalidInput, Scope
 from bascule.core.log import get_log
-from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.kafka.planned_moves import OFFSET_MAX, OffsetPlan, OffsetTarget, PipelineOffsets, PlannedMove
 from bascule.server.admin_access import Principal
 from bascule.server.admin_arguments import arguments_of
@@ -134,9 +134,7 @@ class OffsetPages:
         principal: Principal = request.state.principal
         name, action = request.path_params["name"], f"{kind} offsets"
         _check_names(arguments, ("token", "discard"))
-        self._pages.audit.check()
-        record = partial(self._pages.audit.record, action, name, who=principal.name, peer=principal.peer)
-        try:
+        with self._pages.audit.acting(action, name, who=principal.name, peer=principal.peer) as done:
             principal.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
             known = await self._pages.known()
             pipeline = self._pages.named(known, kind, request)
@@ -158,11 +156,8 @@ class OffsetPages:
                 await self._pages.beside(partial(self._pages.topics.want, pipeline, wish))
                 if token in self._plans:  # not replaced meanwhile
                     self._plans[token] = plan._replace(stored=True)
-        except Exception as error:
-            record(allowed=not isinstance(error, Unauthorized), result=f"{type(error).__name__}: {error}")
-            raise
-        skipped, repeated = sum(each.skipped for each in moves), sum(each.repeated for each in moves)
-        record(result="ok", partitions=len(moves), skipped=skipped, repeated=repeated)
+            skipped, repeated = sum(each.skipped for each in moves), sum(each.repeated for each in moves)
+            done |= {"partitions": len(moves), "skipped": skipped, "repeated": repeated}
         log.info("administrator action", who=principal.name, action=action, arguments={"name": name}, answer={"request": token})
         return JSONResponse({"name": name, "kind": kind, "request": token}, 202)
 

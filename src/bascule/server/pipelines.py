@@ -29,7 +29,7 @@ from bascule.config.settings import Settings
 from bascule.core.errors import InvalidInput, Scope
 from bascule.core.log import get_log
 from bascule.core.masking import PropertyMask
-from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.kafka.control import Reports
 from bascule.kafka.redriving import RedriveTopics
 from bascule.server.admin_access import AdminRole, Principal
@@ -209,18 +209,12 @@ class PipelinePages:
         name, action = request.path_params["name"], f"{kind} {verb}"
         if await arguments_of(request):
             raise InvalidInput(f"{request.method} {request.url.path} takes no arguments")
-        self.audit.check()
-        record = partial(self.audit.record, action, name, who=principal.name, peer=principal.peer)
-        try:
+        with self.audit.acting(action, name, who=principal.name, peer=principal.peer):
             principal.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
             known = await self.known()
             pipeline = self.named(known, kind, request)
             self.check_enabled(known, pipeline)
             await self.beside(partial(self.topics.want, pipeline, wish))
-        except Exception as error:
-            record(allowed=not isinstance(error, Unauthorized), result=f"{type(error).__name__}: {error}")
-            raise
-        record(result="ok")
         log.info("administrator action", who=principal.name, action=action, arguments={"name": name}, answer=result)
         return JSONResponse({"name": name, "kind": kind, **result}, 202)
 

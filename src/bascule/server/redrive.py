@@ -24,7 +24,7 @@ from bascule.broker.errors import UnknownAddress
 from bascule.core.errors import BasculeError, InvalidInput, Scope
 from bascule.core.log import get_log
 from bascule.core.masking import MASK, PropertyMask
-from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.jms.from_kafka import property_of
 from bascule.kafka.redriving import LetterTopic, RedriveTopics
 from bascule.server.admin_access import AdminRole, Principal
@@ -125,22 +125,17 @@ class RedrivePages:
         principal: Principal = request.state.principal
         arguments = await arguments_of(request)
         verb = "redrive run" if action is RedriveAction.REDRIVE else "redrive discard"
-        self._pages.audit.check()
-        record = partial(
-            self._pages.audit.record, verb, str(arguments.get("pipeline", "")), who=principal.name, peer=principal.peer,
-            arguments=self._audited(arguments),
-        )  # fmt: skip
-        try:
+        acting = self._pages.audit.acting(
+            verb, str(arguments.get("pipeline", "")), who=principal.name, peer=principal.peer, arguments=self._audited(arguments)
+        )
+        with acting as done:
             principal.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
             chosen = _meant(action, arguments)
             known = await self._pages.known()
             job = await self._pages.beside(
                 partial(self._store, action, chosen, arguments.get("upto"), principal.name, known.wishes.redrives)
             )
-        except Exception as error:
-            record(allowed=not isinstance(error, Unauthorized), result=f"{type(error).__name__}: {error}")
-            raise
-        record(result="ok", job=job.id)
+            done["job"] = job.id
         log.info("administrator action", who=principal.name, action=verb, arguments={"job": job.id}, answer={"job": job.id})
         return JSONResponse({"job": job.id, "action": action.value}, 202)
 

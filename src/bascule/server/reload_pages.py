@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from bascule.core.errors import InvalidInput
-from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
 from bascule.server.admin_arguments import arguments_of
@@ -36,14 +34,9 @@ class ReloadPages:
         principal: Principal = request.state.principal
         if await arguments_of(request):
             raise InvalidInput(f"POST {RELOAD_PATH} takes no arguments")
-        self._audit.check()
-        record: Callable[..., None] = partial(self._audit.record, ACTION, "", who=principal.name, peer=principal.peer)
-        try:
+        with self._audit.acting(ACTION, "", who=principal.name, peer=principal.peer) as done:
             principal.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
             compared = await self._reload.reload(principal.name)
-        except Exception as error:
-            record(allowed=not isinstance(error, Unauthorized), result=f"{type(error).__name__}: {error}")
-            raise
-        names = {"applied": compared.applied, "needs_restart": compared.needs_restart}
-        record(**{name: ", ".join(each.key for each in changes) for name, changes in names.items()})
+            names = {"applied": compared.applied, "needs_restart": compared.needs_restart}
+            done |= {name: ", ".join(each.key for each in changes) for name, changes in names.items()}
         return JSONResponse(compared.as_object())
