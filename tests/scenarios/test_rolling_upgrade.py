@@ -20,7 +20,7 @@ from tests.support.client import SOON_S
 from tests.support.system import PYTHON_FAILOVER, SHORT_SESSION, System, wait_for
 
 #: The version before the control of pipelines. A release replaces it by the release before.
-BEFORE: Final = "7e1a2443c233945c0c1d065c846fac3c35abd24b"
+BEFORE: Final = "f7fc405c462776106daa62528b78a2d478c6ef9c"
 
 
 @pytest.fixture(scope="module")
