@@ -2,14 +2,14 @@
 
 import { bytes, facts, h, number } from "./dom.js";
 import { follow, live } from "./live.js";
+import { grid } from "./table.js";
 
 function pins(found) {
   if (!found.length) return h("p", { class: "muted" }, "nothing is known before the first snapshot");
   const titles = ["Kept by", "Name", "From offset", "Records", "Size", "Reason"];
   const rows = [...found].sort((a, b) => a.offset - b.offset);
-  return h("div", { class: "scroll" }, h("table", { class: "stacked" }, h("thead", {}, h("tr", {}, titles.map((each) => h("th", { scope: "col" }, each)))),
-    h("tbody", {}, rows.map((each) => h("tr", {}, [each.keeper, each.name, number(each.offset), number(each.records), bytes(each.bytes),
-      each.released ? `released: ${each.reason}` : each.reason].map((cell, index) => h("td", { "data-title": titles[index] }, cell)))))));
+  return grid(titles, rows.map((each) => [each.keeper, each.name, number(each.offset), number(each.records), bytes(each.bytes),
+    each.released ? `released: ${each.reason}` : each.reason]));
 }
 
 function drawn() {

@@ -3,13 +3,13 @@
 import { get, may, post } from "./api.js";
 import { attempt, confirmed } from "./dialogs.js";
 import { address, facts, h, link, number } from "./dom.js";
+import { grid } from "./table.js";
 
 const TITLES = ["Role", "Address", "Queue", "Selector", "Unsettled", "Credit"];
 
 function row(each) {
-  const cells = [each.role, each.address, each.queue ? link("queue", { name: each.queue }, each.queue) : "", each.selector,
+  return [each.role, each.address, each.queue ? link("queue", { name: each.queue }, each.queue) : "", each.selector,
     number(each.unsettled), number(each.credit)];
-  return h("tr", {}, cells.map((cell, index) => h("td", { "data-title": TITLES[index] }, cell)));
 }
 
 export default {
@@ -25,9 +25,7 @@ export default {
       may("manage") ? h("div", { class: "bar" }, h("button", { class: "danger", onclick: close }, "Close")) : "",
       facts([["Address", found.id], ["Client id", found.client_id], ["User", found.user], ["Log-in", found.mechanism],
         ["Producers", number(found.producers)], ["Consumers", number(found.consumers)], ["Transactions", number(found.transactions)]]),
-      h("h2", {}, "Links"),
-      h("div", { class: "scroll" }, h("table", { class: "stacked" },
-        h("thead", {}, h("tr", {}, TITLES.map((each) => h("th", { scope: "col" }, each)))), h("tbody", {}, found.links.map(row)))),
+      h("h2", {}, "Links"), grid(TITLES, found.links.map(row)),
     )).catch((error) => element.replaceChildren(h("p", { class: "error" }, error.message)));
     return { element };
   },

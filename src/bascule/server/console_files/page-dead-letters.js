@@ -6,6 +6,7 @@ import { h, link, moment, number } from "./dom.js";
 import { live } from "./live.js";
 import { messageActions } from "./message-actions.js";
 import { messageList } from "./message-list.js";
+import { grid } from "./table.js";
 
 const COUNTED = 1000;
 
@@ -24,13 +25,11 @@ async function causes(queue) {
 function table({ counted, rows }) {
   if (!counted) return [h("p", { class: "muted" }, "There are no dead letters.")];
   const titles = ["Cause", "From", "Messages", "Deliveries", "Last moved"];
-  return [h("div", { class: "scroll" }, h("table", { class: "stacked" },
-    h("thead", {}, h("tr", {}, titles.map((each) => h("th", { scope: "col" }, each)))),
-    h("tbody", {}, rows.map(([key, each]) => {
-      const [reason, from] = JSON.parse(key);
-      return h("tr", {}, [reason, from ? link("queue", { name: from }, from) : "", number(each.count), each.deliveries, moment(each.last)]
-        .map((cell, index) => h("td", { "data-title": titles[index] }, cell)));
-    })))), h("p", { class: "muted" }, counted === COUNTED ? `the first ${number(COUNTED)} messages are counted` : "")];
+  const cells = rows.map(([key, each]) => {
+    const [reason, from] = JSON.parse(key);
+    return [reason, from ? link("queue", { name: from }, from) : "", number(each.count), each.deliveries, moment(each.last)];
+  });
+  return [grid(titles, cells), h("p", { class: "muted" }, counted === COUNTED ? `the first ${number(COUNTED)} messages are counted` : "")];
 }
 
 export default {

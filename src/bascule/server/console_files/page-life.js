@@ -2,15 +2,10 @@
 
 import { get } from "./api.js";
 import { address, h, moment } from "./dom.js";
+import { grid } from "./table.js";
 
 const HOUR_S = 3_600;
 const PERIODS = [["the last hour", HOUR_S], ["the last day", 24 * HOUR_S], ["the last week", 168 * HOUR_S], ["the whole journal", 0]];
-
-function grid(heads, rows) {
-  return h("div", { class: "scroll" }, h("table", { class: "stacked" },
-    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, index) => h("td", { "data-title": heads[index] }, cell ?? "")))))));
-}
 
 function record(divert) {
   return divert.offset >= 0 ? `${divert.topic}-${divert.partition} offset ${divert.offset}` : "";

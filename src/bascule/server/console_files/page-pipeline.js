@@ -4,14 +4,14 @@ import { get, may } from "./api.js";
 import { asked } from "./dialogs.js";
 import { facts, h, moment, number } from "./dom.js";
 import { deletePipeline, movePosition, pathOf, stateOf, verbs } from "./pipeline-verbs.js";
+import { grid } from "./table.js";
 
 const REFRESH_MS = 3000;
 
 function positions(sources) {
   const titles = ["Topic", "Partition", "Next offset", "End", "Behind"];
-  return h("div", { class: "scroll" }, h("table", { class: "stacked" }, h("thead", {}, h("tr", {}, titles.map((each) => h("th", { scope: "col" }, each)))),
-    h("tbody", {}, sources.map((each) => h("tr", {}, [each.topic, each.partition, number(each.offset), number(each.end),
-      each.end === null ? "" : number(each.end - each.offset)].map((cell, index) => h("td", { "data-title": titles[index] }, cell)))))));
+  return grid(titles, sources.map((each) => [each.topic, each.partition, number(each.offset), number(each.end),
+    each.end === null ? "" : number(each.end - each.offset)]));
 }
 
 // A number is an offset; the words and times are those of the command line.

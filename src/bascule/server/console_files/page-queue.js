@@ -3,6 +3,7 @@
 import { get, may, post } from "./api.js";
 import { asked, attempt, confirmed } from "./dialogs.js";
 import { address, bytes, facts, h, link, number } from "./dom.js";
+import { grid } from "./table.js";
 
 const REFRESH_MS = 3000;
 
@@ -43,12 +44,9 @@ function drawn(queue) {
       ["Durable", queue.durable ? "yes" : "no"], ["Made by use", queue.auto_created ? "yes" : "no"], ["Selector", queue.selector],
       ["Full", queue.full ? "yes" : ""]]),
     h("h2", {}, "Consumers"),
-    queue.consumer_list.length ? h("div", { class: "scroll" }, h("table", { class: "stacked" },
-      h("thead", {}, h("tr", {}, ["Connection", "Client id", "Selector", "Unsettled", "Credit"].map((each) => h("th", { scope: "col" }, each)))),
-      h("tbody", {}, queue.consumer_list.slice(0, 200).map((each) => h("tr", {},
-        h("td", { "data-title": "Connection" }, link("connection", { id: each.connection }, each.connection)),
-        h("td", { "data-title": "Client id" }, each.client_id), h("td", { "data-title": "Selector" }, each.selector),
-        h("td", { "data-title": "Unsettled" }, number(each.unsettled)), h("td", { "data-title": "Credit" }, number(each.credit))))))) : h("p", { class: "muted" }, "none"),
+    queue.consumer_list.length ? grid(["Connection", "Client id", "Selector", "Unsettled", "Credit"], queue.consumer_list.slice(0, 200).map((each) => [
+      link("connection", { id: each.connection }, each.connection), each.client_id, each.selector, number(each.unsettled), number(each.credit),
+    ])) : h("p", { class: "muted" }, "none"),
     h("h2", {}, "Settings of its address (times in ms)"),
     facts(Object.entries(queue.settings).map(([name, value]) => [name, String(value)])),
   ];

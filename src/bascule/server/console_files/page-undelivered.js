@@ -3,17 +3,13 @@
 import { get, may, post } from "./api.js";
 import { attempt, confirmed } from "./dialogs.js";
 import { h, moment, number } from "./dom.js";
+import { grid } from "./table.js";
 
 const COUNT = 100;
 
-function table(titles, rows) {
-  return h("div", { class: "scroll" }, h("table", { class: "stacked" }, h("thead", {}, h("tr", {}, titles.map((each) => h("th", { scope: "col" }, each)))),
-    h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell, index) => h("td", { "data-title": titles[index] }, cell)))))));
-}
-
 function jobs(found) {
   if (!found.length) return [];
-  return [h("h2", {}, "Requests"), table(["Request", "By", "At", "State", "Carried", "Failed again", "Discarded", "Left", "Error"],
+  return [h("h2", {}, "Requests"), grid(["Request", "By", "At", "State", "Carried", "Failed again", "Discarded", "Left", "Error"],
     found.map((each) => [each.action, each.by, moment(each.at_ms), each.state, number(each.redriven), number(each.failed), number(each.discarded),
       number(each.left), each.error]))];
 }
@@ -45,7 +41,7 @@ export default {
       try {
         const [found, known] = await Promise.all([get("redrive/letters", { count: COUNT, ...(pipeline ? { pipeline } : {}) }), get("redrive/jobs")]);
         upto = found.upto;
-        list.replaceChildren(found.letters.length ? table(["", "Place", "Pipeline", "Source", "Reason", "Time", "Redrives"], found.letters.map(row))
+        list.replaceChildren(found.letters.length ? grid(["", "Place", "Pipeline", "Source", "Reason", "Time", "Redrives"], found.letters.map(row))
           : h("p", { class: "muted" }, "No dead letters wait."), h("p", { class: "muted" }, found.complete ? "" : `the first ${number(found.letters.length)} are shown`));
         requests.replaceChildren(...jobs(known));
       } catch (error) {

@@ -3,6 +3,7 @@
 import { change, may, post } from "./api.js";
 import { attempt, confirmed } from "./dialogs.js";
 import { h, link, number } from "./dom.js";
+import { grid } from "./table.js";
 
 // Each verb: its method, and what it means. A stop and a restart are asked for first.
 const VERBS = {
@@ -38,11 +39,10 @@ export function stateOf(pipeline) {
 export function pipelineTable(collection, pipelines, done) {
   if (!pipelines.length) return h("p", { class: "muted" }, "There are none.");
   const titles = ["Name", "State", "Defined", "Behind", "Records/s", "Restarts", "Last error", ""];
-  return h("div", { class: "scroll" }, h("table", { class: "stacked" }, h("thead", {}, h("tr", {}, titles.map((each) => h("th", { scope: "col" }, each)))),
-    h("tbody", {}, pipelines.map((each) => h("tr", {}, [
-      link("pipeline", { collection, name: each.name }, each.name), stateOf(each), each.origin === "file" ? "in the file" : "at run time",
-      number(each.lag), number(each.records_per_s), number(each.restarts), each.error, verbs(collection, each, done),
-    ].map((cell, index) => h("td", { "data-title": titles[index] }, cell)))))));
+  return grid(titles, pipelines.map((each) => [
+    link("pipeline", { collection, name: each.name }, each.name), stateOf(each), each.origin === "file" ? "in the file" : "at run time",
+    number(each.lag), number(each.records_per_s), number(each.restarts), each.error, verbs(collection, each, done),
+  ]));
 }
 
 // Asks for a plan, shows what it skips and repeats, and confirms exactly this plan.

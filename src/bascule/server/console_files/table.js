@@ -1,4 +1,4 @@
-// A table whose rows the server searches, sorts and cuts.
+// Tables: of given cells, and of rows that the server searches, sorts and cuts.
 
 import { get } from "./api.js";
 import { h, number } from "./dom.js";
@@ -6,6 +6,13 @@ import { h, number } from "./dom.js";
 const LIMIT = 50;
 const REFRESH_MS = 5000;
 const TYPING_MS = 250;
+
+// A table with these cells. The titles name the cells on a narrow screen, too.
+export function grid(titles, rows) {
+  return h("div", { class: "scroll" }, h("table", { class: "stacked" },
+    h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, index) => h("td", { "data-title": titles[index] }, cell)))))));
+}
 
 // `columns` are {key, title, cell(row), numeric, long}. Returns the element and a function that ends the refreshing.
 export function pagedTable(path, columns, state, options = {}) {
