@@ -20,7 +20,7 @@ JARS = "qpid-jms"
 #: The same client for JMS 2.0. Only the package name of its interfaces differs.
 JAVAX_JARS = "qpid-jms-javax"
 #: A test peer needs little memory, and the second compiler does not pay off in a short life.
-SMALL_JVM = ("-Xms64m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+SMALL_JVM = ("-Xms64m", "-Xmx1536m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 
 class NotCompiled(Unavailable):
