@@ -1,4 +1,4 @@
-"""Broker and pipelines on a Kafka with TLS and passwords, or tokens of a provider."""
+"""Broker and pipelines on a Kafka with TLS, and passwords, tokens of a provider, or client certificates."""
 
 from __future__ import annotations
 
@@ -46,15 +46,16 @@ def provider() -> Iterator[Provider]:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> Iterator[SecuredKafka]:
     with SecuredKafka(tmp_path_factory.mktemp("secured") / "kafka", provider) as running:
+        running.add_scram_user()
         yield running
 
 
-def client(kafka: SecuredKafka, password: str) -> str:
+def client(kafka: SecuredKafka, password: str, mechanism: str = "PLAIN") -> str:
     return f"""
 [kafka.client]
 "security.protocol" = "SASL_SSL"
 "ssl.ca.location" = "{kafka.authority.certificate}"
-"sasl.mechanism" = "PLAIN"
+"sasl.mechanism" = "{mechanism}"
 "sasl.username" = "{USER}"
 "sasl.password" = "{password}"
 """
@@ -93,29 +94,70 @@ def with_tokens(kafka: SecuredKafka, provider: Provider, secret: str) -> str:
 """
 
 
-def test_broker_and_transformation_log_in_to_kafka_with_tokens_of_a_provider(
-    connect_to: Connect, secured: SecuredKafka, provider: Provider, tmp_path: Path
-) -> None:
-    create(secured.bootstrap, "tokens.out")
-    (tmp_path / "secret").write_text(f"{SECRET}\n")
-    divert = """
+def with_certificate(kafka: SecuredKafka) -> str:
+    certificate = kafka.authority.issue("bridge")
+    return f"""
+[kafka.client]
+"security.protocol" = "SSL"
+"ssl.ca.location" = "{kafka.authority.certificate}"
+"ssl.certificate.location" = "{certificate.certificate}"
+"ssl.key.location" = "{certificate.key}"
+"""
+
+
+def check_transformation(connect_to: Connect, system: System, bootstrap: str, topic: str) -> None:
+    """Send a message, and read it transformed from the topic. Broker and driver use librdkafka, and Spark uses Kafka's Java client."""
+    connect_to(system.url).session().producer("queue:orders").send("an order")
+    system.pipelines.start()
+    with closing(Reader(bootstrap, topic)) as out:
+        assert out.read_until("AN ORDER") == ["AN ORDER"]
+
+
+def transforming(topic: str) -> str:
+    return f"""
 [pipelines]
 master = "local[2]"
 [[divert]]
 name = "out"
 from = "orders"
-to = "tokens.out"
+to = "{topic}"
 start = "earliest"
 select = ["upper(text) AS value"]
 """
-    config = with_tokens(secured, provider, f"file:{tmp_path / 'secret'}") + divert
+
+
+def test_broker_and_transformation_log_in_to_kafka_with_tokens_of_a_provider(
+    connect_to: Connect, secured: SecuredKafka, provider: Provider, tmp_path: Path
+) -> None:
+    create(secured.bootstrap, "tokens.out")
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    config = with_tokens(secured, provider, f"file:{tmp_path / 'secret'}") + transforming("tokens.out")
     with System(secured.secured, tmp_path / "system", prefix="tokens", config=config) as system:
-        connect_to(system.url).session().producer("queue:orders").send("an order")
-        system.pipelines.start()
-        with closing(Reader(secured.bootstrap, "tokens.out")) as out:
-            assert out.read_until("AN ORDER") == ["AN ORDER"]
+        check_transformation(connect_to, system, secured.bootstrap, "tokens.out")
         assert TOKEN_PATH in provider.requests
         assert SECRET not in system.pipelines.said() + system.broker.said()
+
+
+@pytest.mark.parametrize("transformed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["scram-sha-512", "certificate"])
+def test_broker_and_transformation_log_in_to_kafka_by_scram_or_certificate(
+    way: str, transformed: bool, connect_to: Connect, secured: SecuredKafka, tmp_path: Path
+) -> None:
+    if way == "certificate":
+        config, bootstrap = with_certificate(secured), secured.mutual
+    else:
+        config, bootstrap = client(secured, PASSWORD, "SCRAM-SHA-512"), secured.secured
+    prefix = f"{way}-{transformed}"
+    create(secured.bootstrap, f"{prefix}.out")
+    config += transforming(f"{prefix}.out") if transformed else ""
+    with System(bootstrap, tmp_path / "system", prefix=prefix, config=config) as system:
+        if transformed:
+            check_transformation(connect_to, system, secured.bootstrap, f"{prefix}.out")
+        else:
+            session = connect_to(system.url).session()
+            session.producer("queue:orders").send("an order")
+            (order,) = session.consumer("queue:orders").receive_many(1)
+            assert order.body == "an order"
 
 
 def test_wrong_secret_of_the_provider_is_reported_and_not_logged(secured: SecuredKafka, provider: Provider, tmp_path: Path) -> None:

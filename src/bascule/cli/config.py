@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +39,7 @@ def check(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> N
     from bascule.server.user_directory import weaknesses
 
     loaded = load(config)
+    _check_kafka(loaded.settings.kafka.client)
     amqp_tls(loaded.settings.broker.tls)
     server_context(loaded.settings.admin.tls, "admin.tls")
     for weakness in (*weaknesses(loaded.settings), *certificate_weaknesses(loaded.settings, time.time())):
@@ -48,6 +51,14 @@ def check(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> N
     allowed = f"{len(rules)} permission rules" if rules else "no permission rules: every client may do everything"
     text = f"{loaded.file or 'no file'}: valid ({len(diverts)} diverts, {len(ingresses)} ingresses, {allowed})"
     show_document({"file": loaded.file, **names, "permissions": [rule.match for rule in rules]}, output, partial(line, text))
+
+
+def _check_kafka(client: Mapping[str, Any]) -> None:
+    """Check the settings of Kafka's client if it is installed: the commands for administration do not need it."""
+    if client and find_spec("confluent_kafka"):
+        from bascule.kafka.clients import check_settings
+
+        check_settings(client)
 
 
 @commands.command(epilog="Example:  bascule config reload && echo all changes are in effect")

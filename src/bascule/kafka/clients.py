@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from bascule.core.errors import InvalidInput
+from bascule.kafka.errors import words
+
 if TYPE_CHECKING:
     from bascule.core.log import ClientLog
 
@@ -38,6 +41,17 @@ def consumer(settings: Mapping[str, Any]) -> Consumer:
 def admin(settings: Mapping[str, Any]) -> AdminClient:
     """Make a client for requests about topics and offsets. Raises KafkaException for settings that librdkafka refuses."""
     return AdminClient(_quiet(settings))
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Check settings without a connection. Raises InvalidInput for settings that librdkafka refuses.
+
+    librdkafka checks the value of each setting, reads the certificates, and knows which SASL mechanisms it was built with.
+    """
+    try:
+        admin({name: value for name, value in settings.items() if name != "bootstrap.servers"})
+    except KafkaException as error:
+        raise InvalidInput(f"kafka.client: librdkafka refuses the settings: {words(error)}") from error
 
 
 def introduce(client: Producer | Consumer, topic: str, timeout_s: float) -> None:

@@ -109,6 +109,22 @@ def test_config_check_finds_unusable_certificate(tmp_path: Path, bascule: Bascul
     assert bascule("config", "check").stderr == "error: broker.tls.certificate: server.pem: No such file or directory\n"
 
 
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ('"no.such.key" = 1', 'No such configuration property: "no.such.key"'),
+        ('"security.protocol" = "SASL_SSL"\n"sasl.mechanism" = "GSSAPI"', "No provider for SASL mechanism GSSAPI"),
+        ('"security.protocol" = "SSL"\n"ssl.ca.location" = "missing.pem"', "ssl.ca.location failed"),
+    ],
+)
+def test_config_check_finds_settings_that_the_client_of_kafka_refuses(setting: str, reason: str, tmp_path: Path, bascule: Bascule) -> None:
+    (tmp_path / "bascule.toml").write_text(f"[kafka]\nbootstrap_servers = '127.0.0.1:1'\n[kafka.client]\n{setting}\n")
+    done = bascule("config", "check")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: kafka.client: librdkafka refuses the settings: ")
+    assert reason in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--user", "ann:hush"], ["--broker", "amqp://ann:hush@127.0.0.1:1"]], ids=["user", "url"])
 def test_password_on_the_command_line_causes_a_warning_without_it(bascule: Bascule, arguments: list[str]) -> None:
     done = bascule("browse", "q", "--broker", "amqp://127.0.0.1:1", *arguments)
