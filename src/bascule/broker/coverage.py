@@ -1,8 +1,9 @@
 """Coverage of diverts that are defined at run time, without IO: docs/adr/0028-diverts-at-run-time.md.
 
-The journal has messages that nobody else wants only if a divert wants them. The active broker follows the definitions in ``PREFIX.control``.
-It says in a mark from which offset on the journal has the messages for a definition. A mark is stored only after a record of the epoch that
-was stored after the definition. So a broker that takes over later finds the definition, which it reads behind its start record.
+The journal has messages that nobody else wants only if a divert wants them. The active broker follows the definitions in
+``PREFIX.control``. It says in a mark from which offset on the journal has the messages for a definition. Before it stores a mark, it waits
+for a record of its epoch that was made after it has read the definition. So a broker that takes over later finds the definition, which it
+reads behind its start record.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class DivertCoverage:
         self, effects: CoverageEffects, configured: Collection[str], proof_timeout_s: float,
         *, violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:  # fmt: skip
-        """``configured`` are the names of the diverts of the configuration file, which win.
+        """Begin without diverts. ``configured`` are the names of those in the configuration file, which win.
 
         A proof that is not stored in ``proof_timeout_s`` is begun again.
         """

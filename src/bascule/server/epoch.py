@@ -237,7 +237,9 @@ class _Effects(LoopEffects):
     def loaded(self) -> None:
         """Start housekeeping."""
         epoch = self._epoch
-        epoch.housekeeping = Housekeeping(self._place, epoch.engine, epoch.offsets, epoch.following.store, lambda: not epoch.ended, epoch.held_for_diverts)
+        epoch.housekeeping = Housekeeping(
+            self._place, epoch.engine, epoch.offsets, epoch.following.store, lambda: not epoch.ended, epoch.held_for_diverts,
+        )  # fmt: skip
         queues = epoch.engine.addresses.queues
         waiting = sum(queue.held_messages for queue in queues.values())
         loaded_s = time.monotonic() - self._started_s

@@ -30,8 +30,9 @@ class PipelineHolds:
     def __init__(self, place: JournalPlace, held_for_diverts: Callable[[], Mapping[str, tuple[str, int]]] = dict) -> None:
         """``held_for_diverts`` returns what ``DivertCoverage.held`` has."""
         self._place = place
-        self.defined = held_for_diverts
-        self._protocol = PipelineHoldsProtocol(self, place.topics.journal, place.topics.partition, place.pinned_bytes_max)
+        self._protocol = PipelineHoldsProtocol(
+            self, place.topics.journal, place.topics.partition, place.pinned_bytes_max, defined=held_for_diverts
+        )
 
     def found(self, taken: Snapshot) -> list[RetentionHold]:
         """Return the pins of pipelines before a snapshot. Raises Unavailable."""

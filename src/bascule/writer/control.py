@@ -127,8 +127,8 @@ class PipelineDefinition:
 class DivertCovered:
     """What a broker says about a divert that was defined at run time: from ``offset`` on, the journal has the messages for it.
 
-    ``id`` is that of the definition, and ``revision`` the highest one for which this holds. Each epoch of the journal stores a record of its
-    own, and all are true.
+    ``id`` is that of the definition, and ``revision`` the highest one for which this holds. Each epoch of the journal may store a record,
+    and all are true.
     """
 
     id: str
@@ -241,7 +241,7 @@ class Wishes:
     covered: Mapping[str, tuple[DivertCovered, ...]] = field(default_factory=dict)
 
     def coverage(self, pipeline: str) -> DivertCovered | None:
-        """Return from where on the journal has the messages for the current definition of a divert, and for which revision; None if unknown."""
+        """Return what all brokers say together about the current definition of a divert; None if no broker has said anything."""
         definition = self.definitions.get(pipeline)
         own = [] if definition is None else [each for each in self.covered.get(pipeline, ()) if each.id == definition.id]
         if not own:

@@ -1,11 +1,11 @@
-"""Coverage of diverts defined at run time: brokers are replaced, suspended and killed at each step; no message is missing from the journal."""
+"""Coverage of diverts defined at run time: brokers are replaced, suspended and killed, and no message is missing from the journal."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -86,10 +86,8 @@ class BrokerModel(EpochEffectsModel):
         self.process.spawn(self._start())
 
     async def _start(self) -> None:
-        try:
+        with suppress(Unavailable):
             await self.epoch.start({})
-        except Unavailable:
-            pass
 
     def _delay_ms(self) -> float:
         return self.world.random.expovariate(1 / DELAY_MS)
