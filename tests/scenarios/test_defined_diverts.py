@@ -115,7 +115,9 @@ def test_divert_begins_at_the_lowest_offset_that_a_broker_has_covered(bridge: Br
 
 
 @pytest.mark.on_mock_cluster
-@pytest.mark.parametrize(("start", "texts"), [("earliest", ["before", "after"]), ("latest", ["after"]), ("2001-01-01", ["before", "after"])])
+@pytest.mark.parametrize(
+    ("start", "texts"), [("earliest", ["before", "after"]), ("latest", ["after"]), ("2001-01-01", ["before", "after"])]
+)
 def test_divert_begins_at_its_start(bridge: Bridge, definer: DivertDefiner, start: str, texts: list[str]) -> None:
     bridge.send("before")
     definer.create(start=start)
@@ -292,5 +294,3 @@ def test_divert_is_verified(bridge: Bridge, definer: DivertDefiner) -> None:
         definer.carry_all(running)
     (result,) = audit_diverts(bridge.pipelines)
     assert (result.divert, result.expected, result.missing, result.duplicate) == ("late", 2, [], [])
-
-
