@@ -291,9 +291,8 @@ _REVISION: Final = Parameter(REVISION, "Revision that is replaced, 0 for none; 4
 def _definitions_of(kind: str, collection: str, model: type[Divert | Ingress], needed: str) -> dict[tuple[str, str], Operation]:
     """Return the operations that define pipelines of a kind at run time. ``needed`` says which settings must be given."""
     found = model.model_json_schema()["properties"]
-    given = {
-        name: {key: each for key, each in schema.items() if key != "title"} for name, schema in found.items() if name not in refused(kind)
-    }
+    allowed = {name: schema for name, schema in found.items() if name not in refused(kind)}
+    given = {name: {key: each for key, each in schema.items() if key != "title"} for name, schema in allowed.items()}
     config: Schema = {"type": "object", "description": needed, "properties": given, "additionalProperties": False}
     defined: Schema = {
         "type": "object",
