@@ -10,11 +10,10 @@ import pytest
 
 from bascule.client import Topic, connect
 from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE
-from tests.scenarios.bridge import Reader
 from tests.scenarios.test_control_kills import REACHED_S, ask
 from tests.scenarios.test_definition_kills import DEFINING
 from tests.scenarios.test_up import Running, up
-from tests.scenarios.topics import create
+from tests.scenarios.topics import Reader, create
 from tests.support.system import PYTHON_FAILOVER, wait_for
 
 DEFINING_DIVERTS = ["define.before", "define.after"]
