@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -16,6 +18,8 @@ from bascule.writer.control import DivertCovered, PipelineDefinition
 
 #: How long the broker waits for Kafka to answer a read of the definitions, in seconds.
 READ_TIMEOUT_S: Final = 10.0
+#: How long the end of an epoch waits for the clients to close, in seconds.
+CLOSE_S: Final = 2.0
 #: The addresses of a divert whose definition this version cannot read: no message for it may be missing later.
 ALL_ADDRESSES: Final = "#"
 
@@ -44,9 +48,10 @@ class CoverageControl(LoopEffects):
         await self.off_loop(self._topics.say_covered, name, epoch, DivertCovered(mark.definition, mark.revision, mark.offset))
 
     async def close(self) -> None:
-        """Free the clients."""
+        """Free the clients. Without Kafka, a client waits for the records in flight, and this does not wait for the client."""
         self.cancel_spawned()
-        await self.off_loop(self._topics.close)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self.off_loop(self._topics.close)), CLOSE_S)
 
 
 def _divert_of(name: str, definition: PipelineDefinition | None) -> CoveredDivert:
