@@ -12,7 +12,7 @@ from bascule.kafka.control import ControlTopics
 from bascule.pipelines.audit import audit_diverts
 from bascule.pipelines.defined_specs import with_defined
 from bascule.pipelines.spec import DivertSpec
-from bascule.writer.control import DivertCovered, OffsetMove, OffsetsWish, PipelineDefinition, PipelineState, Wish
+from bascule.writer.control import DivertCovered, OffsetMove, OffsetsWish, PipelineDefinition, PipelineState, WantedState, Wish
 from bascule.writer.pipeline_holds import TO_BEGIN, PipelineHoldsProtocol
 from bascule.writer.position import COMMON, group_pipeline
 from tests.scenarios import test_control
@@ -216,7 +216,7 @@ def test_divert_is_paused_across_drivers_moved_and_resumed(bridge: Bridge, defin
         (at,) = [at for key, at in bridge.stored().items() if key.startswith(f"{NAME}/")]
         definer.topics.want(NAME, OffsetsWish("w", (OffsetMove(at.topic, at.topic_id, 0, at.offset, began),), "ann", 1, 0))
         definer.follow(running)
-        definer.topics.want(NAME, Wish(test_control.WantedState.RUNNING, "ann", 2))
+        definer.topics.want(NAME, Wish(WantedState.RUNNING, "ann", 2))
         definer.follow(running)
         assert definer.carry_all(running) == ["1", "1", "2"]
 

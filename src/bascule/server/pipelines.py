@@ -144,7 +144,7 @@ class PipelinePages:
         """``mask`` returns which properties are hidden now: the setting may be reloaded."""
         self._offsets = OffsetPages(self, planning)
         turn = asyncio.Lock()
-        self._definitions = [DefinitionPages(self, settings, kind, collection, turn) for kind, collection in COLLECTIONS.items()]
+        self._definitions = tuple(DefinitionPages(self, settings, kind, collection, turn) for kind, collection in COLLECTIONS.items())
         self._redrive = RedrivePages(self, redriving, settings.bridge.id, mask)
         self.topics = topics
         self.audit = audit
