@@ -24,8 +24,8 @@ INTERPRETED = {
     # an error, and actions of an administrator
     "broker/administration",
     # coroutines that wait for IO
-    "broker/branch_requests", "broker/epoch", "broker/epoch_effects", "broker/following", "broker/housekeeping", "broker/ingress_tail",
-    "broker/node", "broker/rounds", "core/effects",
+    "broker/branch_requests", "broker/coverage", "broker/epoch", "broker/epoch_effects", "broker/following", "broker/housekeeping",
+    "broker/ingress_tail", "broker/node", "broker/rounds", "core/effects",
     # tables, enumerations, limits and logins
     "amqp/bearer", "amqp/limits", "amqp/sasl", "amqp/scram", "amqp/states", "broker/ports", "broker/states", "core/defaults",
     "core/signals", "core/states", "core/xa_codes",

@@ -226,6 +226,22 @@ const steps = {
     await press(page, "Delete", "dialog");
     await shows(page, "there is no ingress 'prices'");
   },
+  async "a divert is created and deleted"() {
+    await goTo(page, "Pipelines");
+    await press(page, "Create a divert");
+    await enter(page, "name", "late", "dialog");
+    await enter(page, "from", "news.#", "dialog");
+    await enter(page, "to", "late", "dialog");
+    await press(page, "Create", "dialog");
+    await shows(page, "at run time");
+    await press(page, "late");
+    await shows(page, "Definition made at run time");
+    await shows(page, "news.#");
+    await press(page, "Delete");
+    await enter(page, "word", "late", "dialog");
+    await press(page, "Delete", "dialog");
+    await shows(page, "there is no divert 'late'");
+  },
   async "dead letters of pipelines are carried again and discarded"() {
     await goTo(page, "Pipelines");
     await press(page, "Records that pipelines could not carry");

@@ -12,7 +12,7 @@ from bascule.core.errors import Unavailable
 from bascule.journal.records import Op, decode_send, entries
 from bascule.kafka.control import ControlTopics
 from bascule.pipelines import control
-from bascule.pipelines.positions import Positions
+from bascule.pipelines.defined_positions import DefinedPositions
 from bascule.pipelines.spec import IngressSpec
 from bascule.writer.control import PipelineDefinition, PipelineReport, PipelineState, Wish
 from bascule.writer.position import COMMON, position_key
@@ -317,14 +317,14 @@ def test_step_that_fails_is_repeated(
             raise Unavailable("no Kafka")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Positions, "definitions", away)
+            patched.setattr(DefinedPositions, "definitions", away)
             running.driver.poll()
             running.driver.poll()
             assert "ingress:in" not in running.driver.queries
         definer.follow(running)
         definer.undefine()
         with monkeypatch.context() as patched:
-            patched.setattr(Positions, "forget", away)
+            patched.setattr(DefinedPositions, "forget", away)
             running.driver.poll()
             assert "ingress:in" not in running.driver.queries
             assert definer.stored()

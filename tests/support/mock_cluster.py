@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from bascule.kafka import admin, clients, history, own_topics
-from bascule.pipelines import positions
+from bascule.pipelines import defined_positions, positions
 from tests.support.librdkafka import ERROR_BYTES, library
 
 #: librdkafka's type of a client (``RD_KAFKA_PRODUCER``), which contains the cluster.
@@ -142,5 +142,5 @@ def product_on(patch: pytest.MonkeyPatch, nodes: int = 1) -> Iterator[MockCluste
         patch.setattr(own_topics, "guard", lambda *_: [])
         patch.setattr(positions, "guard_transactions", lambda _: [])
         patch.setattr(positions, "committed_offset", committed_offset)
-        patch.setattr(positions, "delete_group", lambda _, group: cluster.deleted_groups.add(group))
+        patch.setattr(defined_positions, "delete_group", lambda _, group: cluster.deleted_groups.add(group))
         yield cluster

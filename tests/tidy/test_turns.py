@@ -49,6 +49,9 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "amqp/session.py Session.abandon", "amqp/unsettled.py SentDeliveries.clear", "broker/delivery.py Deliveries.detach",
         "server/links.py ConsumerLink.fail_oldest",
     ),
+    "the pipelines defined at run time: DEFINITIONS_MAX": (
+        "broker/coverage.py DivertCoverage._cover", "broker/coverage.py DivertCoverage._mark",
+    ),
     "LOST_MAX": ("amqp/unsettled.py SentDeliveries._lose", "amqp/unsettled.py SentDeliveries.lost"),
     "a piece of output: FRAMES_PER_PIECE_BYTES": ("amqp/outgoing.py OutgoingDeliveries.write_more",),
     "the last piece of a snapshot: LAST_QUEUES, broker.max_queues, WINDOWS_MAX": (

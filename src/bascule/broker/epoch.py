@@ -9,10 +9,12 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from bascule.broker.addresses import Diverts
 from bascule.broker.containment import ErrorContainment, ErrorKind
+from bascule.broker.coverage import DivertCoverage
 from bascule.broker.engine import Engine
 from bascule.broker.epoch_effects import EpochEffects, EpochLimits
 from bascule.broker.errors import BrokerFault, JournalUnavailable
@@ -70,13 +72,16 @@ class EpochProtocol:
         topic: str,
         diverts: Diverts,
         *,
+        coverage: DivertCoverage | None = None,
         errors: ErrorContainment | None = None,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
+        """``diverts`` are those of the configuration. ``coverage`` follows those that are defined at run time."""
         self._effects = effects
         self._limits = limits
         self._topic = topic
         self._diverts = diverts
+        self._coverage = coverage
         self._violations = violations
         self._errors = errors or ErrorContainment()
         self.state = EpochState.FOLLOWING
@@ -132,6 +137,8 @@ class EpochProtocol:
         names = {"exclusive": [divert.name for divert in self._diverts.exclusive], "diverts": self._diverts.names}
         epoch = await self._write_start(encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {**names, **content})))
         crash.point("epoch.start.after")
+        if self._coverage is not None:
+            await self._coverage.load()
         loader = await self._effects.state_before(epoch + 1)
         if self.ended:
             raise SteppedDown(f"epoch {epoch} of journal {self._topic} has ended before its state was loaded")
@@ -140,6 +147,8 @@ class EpochProtocol:
         self.next_offset = epoch + 1
         self.engine.journaling.begin(epoch, loader.fence.sequence)
         self.engine.addresses.use(self._diverts)
+        if self._coverage is not None:
+            self._coverage.begin(self)
         self._effects.loaded()
         self.engine.create_configured()
         self.engine.schedule.on_earlier = self._set_timer
@@ -150,6 +159,19 @@ class EpochProtocol:
         self._look()
         crash.point("epoch.loaded")
         self.loaded = True
+
+    @property
+    def number(self) -> int:
+        """Return the offset of the start record, -1 before the state is loaded."""
+        return self.engine.journaling.epoch
+
+    def cover(self, patterns: tuple[str, ...]) -> None:
+        """Journal the messages for these addresses, besides those for the diverts of the configuration."""
+        self.engine.addresses.use(replace(self._diverts, patterns=self._diverts.patterns + patterns))
+
+    def after_barrier(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Call an action when a record of this epoch is stored that was made after the call."""
+        self.engine.journaling.after_barrier(action, *arguments)
 
     async def _write_start(self, value: bytes) -> int:
         start = self._start = self._effects.waiter()
@@ -437,3 +459,5 @@ class EpochProtocol:
         for timer in (self._watch, self._timer, self._probe):
             if timer is not None:
                 timer.cancel()
+        if self._coverage is not None:
+            self._coverage.close()

@@ -1,11 +1,11 @@
-"""The commands ``ingress create``, ``change`` and ``delete``: define an ingress at run time."""
+"""The commands ``create``, ``change`` and ``delete`` of ``divert`` and ``ingress``: define a pipeline at run time."""
 
 from __future__ import annotations
 
 import json
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -23,10 +23,10 @@ WAIT_S: Final = 30.0
 #: Settings that are lists: their values are separated by commas.
 LISTS: Final = ("topics",)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the ingress")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline")]
 SettingsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SETTING=VALUE", help="Settings of the ingress, as in the configuration file", show_default=False),
+    typer.Argument(metavar="SETTING=VALUE", help="Settings of the pipeline, as in the configuration file", show_default=False),
 ]
 FileOption = Annotated[
     Path | None,
@@ -41,56 +41,78 @@ WaitOption = Annotated[
 Add = Callable[[str, Callable[..., None], str, str], None]
 
 
-def add_definition_commands(add: Add, path: Callable[..., str]) -> None:
-    """Add the commands of this module. ``path`` returns the path of a page about an ingress."""
-    text = "Create an ingress at run time. It begins where its setting `start` says."
-    add("create", _create_command(path), text, "ingress create stock topics=stock,prices to=queue://stock")
-    text = "Change settings of an ingress that was created at run time. It continues at its positions."
-    add("change", _change_command(path), text, "ingress change stock body=bytes")
-    text = "Delete an ingress that was created at run time, with its positions. Messages that it has carried stay."
-    add("delete", _delete_command(path), text, "ingress delete stock")
+#: What the help of the commands says, by kind and command.
+_TEXTS: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
+    ("ingress", "create"): (
+        "Create an ingress at run time. It begins where its setting `start` says.",
+        "ingress create stock topics=stock,prices to=queue://stock",
+    ),
+    ("ingress", "change"): (
+        "Change settings of an ingress that was created at run time. It continues at its positions.", "ingress change stock body=bytes",
+    ),
+    ("ingress", "delete"): (
+        "Delete an ingress that was created at run time, with its positions. Messages that it has carried stay.", "ingress delete stock",
+    ),
+    ("divert", "create"): (
+        "Create a divert at run time. It carries the messages that are sent after this command has answered.",
+        'divert create late from=flights selector="dep_delay > 30" to=kafka.late',
+    ),
+    ("divert", "change"): (
+        "Change settings of a divert that was created at run time. It continues at its position.", "divert change late key=none",
+    ),
+    ("divert", "delete"): (
+        "Delete a divert that was created at run time, with its position. Records that it has written stay.", "divert delete late",
+    ),
+}  # fmt: skip
 
 
-def _create_command(path: Callable[..., str]) -> Callable[..., None]:
+def add_definition_commands(add: Add, kind: str, path: Callable[..., str]) -> None:
+    """Add the commands of this module for a kind of pipelines. ``path`` returns the path of a page about a pipeline."""
+    for verb, make in (("create", _create_command), ("change", _change_command), ("delete", _delete_command)):
+        text, example = _TEXTS[kind, verb]
+        add(verb, make(kind, path), text, example)
+
+
+def _create_command(kind: str, path: Callable[..., str]) -> Callable[..., None]:
     def command(
         name: Name, settings: SettingsArgument = None, file: FileOption = None, wait_s: WaitOption = WAIT_S,
         config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
     ) -> None:  # fmt: skip
         client = AdminApiClient(admin, config)
-        answer = client.send("POST", path("ingress"), name=name, config=_given(settings, file))
-        answer["state"] = _awaited(partial(client.look, path("ingress", name, "status")), answer["revision"], wait_s)
+        answer = client.send("POST", path(kind), name=name, config=_given(settings, file))
+        answer["state"] = _awaited(partial(client.look, path(kind, name, "status")), answer["revision"], wait_s)
         show_result(answer, output)
 
     return command
 
 
-def _change_command(path: Callable[..., str]) -> Callable[..., None]:
+def _change_command(kind: str, path: Callable[..., str]) -> Callable[..., None]:
     def command(
         name: Name, settings: SettingsArgument = None, file: FileOption = None, unset: UnsetOption = None, wait_s: WaitOption = WAIT_S,
         config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
     ) -> None:  # fmt: skip
         client = AdminApiClient(admin, config)
-        found = client.look(path("ingress", name))
+        found = client.look(path(kind, name))
         wanted = {**(found["config"] or {}), **_given(settings, file)}
         for key in unset or ():
             wanted.pop(key, None)
-        # The broker refuses the change if somebody has changed the ingress since, and if it is defined in the file.
-        answer = client.send("PUT", f"{path('ingress', name, 'config')}?revision={found['revision'] or 0}", **wanted)
-        answer["state"] = _awaited(partial(client.look, path("ingress", name, "status")), answer["revision"], wait_s)
+        # The broker refuses the change if somebody has changed the pipeline since, and if it is defined in the file.
+        answer = client.send("PUT", f"{path(kind, name, 'config')}?revision={found['revision'] or 0}", **wanted)
+        answer["state"] = _awaited(partial(client.look, path(kind, name, "status")), answer["revision"], wait_s)
         show_result(answer, output)
 
     return command
 
 
-def _delete_command(path: Callable[..., str]) -> Callable[..., None]:
+def _delete_command(kind: str, path: Callable[..., str]) -> Callable[..., None]:
     def command(
         name: Name, wait_s: WaitOption = WAIT_S, config: ConfigOption = None, admin: AdminOption = None,
         output: FormatOption = Format.TABLE,
     ) -> None:  # fmt: skip
         client = AdminApiClient(admin, config)
-        answer = client.send("DELETE", path("ingress", name))
+        answer = client.send("DELETE", path(kind, name))
         deadline_s = time.monotonic() + wait_s
-        while wait_s and any(each["name"] == name for each in client.look(path("ingress"))):
+        while wait_s and any(each["name"] == name for each in client.look(path(kind))):
             if time.monotonic() > deadline_s:
                 note(f"the driver has not deleted it within {wait_s:g} s; it will when it runs. See its log")
                 raise typer.Exit(1)
@@ -134,7 +156,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _awaited(status: Callable[[], dict[str, Any]], revision: int, wait_s: float) -> str:
-    """Return the state once the driver uses a revision. Exits with 1 if it does not in time, or if the ingress has failed."""
+    """Return the state once the driver uses a revision. Exits with 1 if it does not in time, or if the pipeline has failed."""
     deadline_s = time.monotonic() + wait_s
     while (found := status())["reported_revision"] != revision or found["state"] == "restarting":
         if wait_s == 0:

@@ -51,7 +51,7 @@ def register(app: typer.Typer) -> None:
         _add(commands, "offsets", offsets_command(kind, _path), text, f"{kind} offsets orders --to earliest")
         for verb, text in VERBS.items():
             _add(commands, verb, _verb_command(kind, verb), text, f"{kind} {verb} orders")
-    add_definition_commands(partial(_add, ingresses), _path)
+        add_definition_commands(partial(_add, commands), kind, _path)
 
 
 VERBS: Final = {

@@ -64,11 +64,12 @@ def why(
     settings = with_own_access(settings_with_log(config, log_format, log_level))
     since_ms = since_time_ms(since, datetime.now(UTC)) if since else None
     from bascule.core.masking import PropertyMask
+    from bascule.pipelines.defined_specs import with_defined
     from bascule.pipelines.spec import from_settings
     from bascule.timeline.question import MessageQuestion
     from bascule.timeline.scan import ScanLimits
 
-    pipelines = from_settings(settings, str(settings.kafka.bootstrap_servers))
+    pipelines = with_defined(from_settings(settings, str(settings.kafka.bootstrap_servers)))
     limits = ScanLimits(since_ms, limit or None)
     mask = PropertyMask(settings.admin.masked_properties)
     with closing(MessageQuestion(pipelines, message_id, limits, mask=mask)) as question:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bascule.config.load import ConfigError, settings_from
-from bascule.config.pipeline import Ingress
+from bascule.config.pipeline import Divert, Ingress
 from bascule.config.settings import Settings
 from bascule.core.errors import InvalidInput
 
@@ -19,26 +19,45 @@ REFUSED: Final = {
 FIXED: Final = {"start": "a pipeline begins once. To move it, stop it, and move its position with the command offsets"}
 
 
-def defined_ingress(name: str, given: Mapping[str, Any], settings: Settings) -> Ingress:
-    """Return the ingress that ``given`` defines, beside those of the configuration file. Raises InvalidInput."""
+#: Settings that a divert cannot have at run time, and why.
+REFUSED_OF_DIVERTS: Final = {
+    "exclusive": "the journal names the exclusive diverts where an epoch begins, which is at a start of the broker",
+    "group": "a divert that is defined at run time is carried alone, because the task of a group would stop for it",
+    "select": "a transformation is code that runs in the driver",
+    "python": "a transformation is code that runs in the driver",
+}
+_CLASSES: Final[Mapping[str, type[Divert | Ingress]]] = {"divert": Divert, "ingress": Ingress}
+
+
+def refused(kind: str) -> Mapping[str, str]:
+    """Return the settings that a pipeline of a kind cannot have at run time, with the reasons."""
+    return {**REFUSED, **(REFUSED_OF_DIVERTS if kind == "divert" else {})}
+
+
+def check_definition(kind: str, name: str, given: Mapping[str, Any], settings: Settings) -> None:
+    """Check the settings ``given`` of a divert or an ingress, beside those of the configuration file. Raises InvalidInput."""
     for key, reason in REFUSED.items():
         if key in given:
             raise InvalidInput(f"{key!r} cannot be given at run time: {reason}")
+    if kind == "divert":
+        for key, reason in REFUSED_OF_DIVERTS.items():
+            if given.get(key):
+                raise InvalidInput(f"{key!r} cannot be given at run time: {reason}. Define the divert in the configuration file")
     tree = {
         "journal": {"prefix": settings.journal.prefix},
         "audit": {"topic": settings.audit.topic},
         "pipelines": {"dead_letter_topic": settings.pipelines.dead_letter_topic},
-        "ingress": [{"name": name, **given}],
+        kind: [{"name": name, **given}],
     }
     try:
-        return settings_from(tree, "request").ingress[0]
+        settings_from(tree, "request")
     except ConfigError as error:
         raise InvalidInput(str(error)) from None
 
 
-def check_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+def check_change(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Check that a definition may become another one. Raises InvalidInput."""
     for key, reason in FIXED.items():
-        default = Ingress.model_fields[key].default
+        default = _CLASSES[kind].model_fields[key].default
         if before.get(key, default) != after.get(key, default):
             raise InvalidInput(f"{key!r} cannot be changed: {reason}")

@@ -60,6 +60,9 @@ POINTS: dict[str, str] = {
     "store.forget.after": "the removed messages are deleted from the store",
     "journal.trim.before": "records are not needed; they are not deleted",
     "journal.trim.after": "the records are deleted; the ingress may not be trimmed",
+    "coverage.before": "the broker journals the messages for a new divert; nothing proves that no successor has missed the divert",
+    "coverage.proved": "a record of this epoch is stored behind the definition of a divert; nobody is told",
+    "coverage.after": "the mark is stored from which a divert is covered; the broker does not remember it",
     # -- pipelines' writer, in Spark's workers and in the driver
     "writer.init.before": "the next incarnation exists; the last one is not fenced",
     "writer.init.after": "the last incarnation is fenced and its open transaction ended; the position is not read",
@@ -80,6 +83,8 @@ POINTS: dict[str, str] = {
     "hold.after": "the paused divert has a position of its own; the task of its group is not started",
     "offsets.before": "the positions of a stopped pipeline belong to nobody's task; an administrator's request has not moved them",
     "offsets.after": "the request has moved the positions; the driver does not know it",
+    "define.before": "a divert that was defined at run time has no position; nothing is written",
+    "define.after": "the divert has a position and the id of its definition; its query is not started",
     "forget.before": "a deleted pipeline has stopped, and its consumer group is deleted; its positions are stored",
     "forget.after": "the positions of a deleted pipeline are deleted; the driver does not know it",
     "redrive.taken": "the position of redrives belongs to this attempt; the marks are not read",

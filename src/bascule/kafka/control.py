@@ -5,32 +5,40 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
 from bascule.kafka.compacted import Appender, Stored, TableReader, await_stored
 from bascule.writer.control import (
+    COVERED_KEY,
     DEFINITION_KEY,
     DRIVER_KEY,
     OFFSETS_KEY,
     RESTART_KEY,
     WANTED_KEY,
+    DivertCovered,
     DriverReport,
     OffsetsWish,
     PipelineDefinition,
     PipelineReport,
     RestartWish,
+    UnreadableControl,
     Wish,
     Wishes,
     decoded,
     encoded,
 )
+from bascule.writer.position import DIVERT
 from bascule.writer.redrive import JOB_KEY, RedriveJob, UnreadableRedrive
 
 log = get_log(__name__)
 
+C = TypeVar("C", PipelineDefinition, DivertCovered)
+
+#: How long a deletion waits for Kafka to answer which records there are, in seconds.
+FORGET_TIMEOUT_S: Final = 10.0
 _KEYS: Final[Mapping[type, str]] = {Wish: WANTED_KEY, RestartWish: RESTART_KEY, OffsetsWish: OFFSETS_KEY}
 
 
@@ -61,6 +69,7 @@ class ControlTopics:
         offsets: dict[str, OffsetsWish] = {}
         definitions: dict[str, PipelineDefinition] = {}
         redrives: dict[str, RedriveJob] = {}
+        covered: dict[str, tuple[DivertCovered, ...]] = {}
         for name, stored in self._table(topic, timeout_s, decides=decides).items():
             place = stored.place(topic, name.encode())
             if name.startswith(WANTED_KEY):
@@ -73,7 +82,42 @@ class ControlTopics:
                 definitions[name.removeprefix(DEFINITION_KEY)] = decoded(PipelineDefinition, stored.value, place)
             elif name.startswith(JOB_KEY) and (job := self._job(stored, place)) is not None:
                 redrives[name.removeprefix(JOB_KEY)] = job
-        return Wishes(states, restarts, offsets, definitions, redrives)
+            elif name.startswith(COVERED_KEY):
+                pipeline = _covered(name)
+                covered[pipeline] = (*covered.get(pipeline, ()), decoded(DivertCovered, stored.value, place))
+        return Wishes(states, restarts, offsets, definitions, redrives, covered)
+
+    def divert_definitions(
+        self, timeout_s: float, *, decides: bool = False
+    ) -> tuple[dict[str, PipelineDefinition | None], dict[str, list[DivertCovered]]]:
+        """Return the definitions of diverts, None for one that cannot be read, and what brokers say about them, by name.
+
+        ``decides``: a former leader must not answer. Raises Unavailable.
+        """
+        topic, prefix = self._topics.control, f"{DEFINITION_KEY}{DIVERT}"
+        definitions: dict[str, PipelineDefinition | None] = {}
+        covered: dict[str, list[DivertCovered]] = {}
+        for name, stored in self._table(topic, timeout_s, decides=decides).items():
+            place = stored.place(topic, name.encode())
+            if name.startswith(prefix):
+                definitions[name.removeprefix(prefix)] = self._readable(PipelineDefinition, stored.value, place)
+            elif name.startswith(COVERED_KEY) and (found := self._readable(DivertCovered, stored.value, place)) is not None:
+                covered.setdefault(_covered(name).removeprefix(DIVERT), []).append(found)
+        return definitions, covered
+
+    def _readable(self, kind: type[C], value: bytes, place: str) -> C | None:
+        """Return a record; None if it cannot be read, which is logged once."""
+        try:
+            return decoded(kind, value, place)
+        except UnreadableControl as error:
+            if place not in self._unreadable:
+                self._unreadable.add(place)
+                log.error("record of the control of pipelines skipped", error=str(error))
+            return None
+
+    def say_covered(self, divert: str, epoch: int, covered: DivertCovered) -> None:
+        """Store what an epoch says about a divert, and return when Kafka has stored it. Raises Unavailable."""
+        self._store(f"{COVERED_KEY}{DIVERT}{divert}/{epoch}", encoded(covered))
 
     def reports(self, timeout_s: float) -> Reports:
         """Return the newest reports. Raises Unavailable, UnreadableControl."""
@@ -106,6 +150,10 @@ class ControlTopics:
     def _forget_wishes(self, pipeline: str) -> None:
         for kind in _KEYS.values():
             self._store(f"{kind}{pipeline}", None)
+        if pipeline.startswith(DIVERT):
+            for name in self._table(self._topics.control, FORGET_TIMEOUT_S):
+                if name.startswith(COVERED_KEY) and _covered(name) == pipeline:
+                    self._store(name, None)
 
     def _store(self, key: str, value: bytes | None) -> None:
         await_stored(self._appender.append(_record(self._topics.control, key, value)))
@@ -157,6 +205,11 @@ class ControlTopics:
             reader.close()
             raise
         return {key.decode(errors="replace"): stored for key, stored in found.items()}
+
+
+def _covered(key: str) -> str:
+    """Return the pipeline of a key with COVERED_KEY."""
+    return key.removeprefix(COVERED_KEY).rpartition("/")[0]
 
 
 def _record(topic: str, key: str, value: bytes | None) -> Outgoing:

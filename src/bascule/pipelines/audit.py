@@ -11,6 +11,7 @@ from bascule.core.errors import InvalidInput
 from bascule.core.kafka_records import Output
 from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER, REDRIVES_HEADER
 from bascule.kafka.history import TopicHistory, content_of, known_offset
+from bascule.pipelines.defined_specs import with_defined
 from bascule.pipelines.divert import DivertEngine, JournalReader
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.registry import journal_position
@@ -91,11 +92,11 @@ class _Tally:
 def audit(
     settings: Settings, names: Sequence[str] | None = None, from_offset: int | None = None, to_offset: int | None = None
 ) -> list[AuditResult]:
-    """Verify all diverts of a configuration, or those named in ``names``. See ``audit_diverts``."""
+    """Verify all diverts of a configuration and those that are defined at run time, or those named in ``names``. See ``audit_diverts``."""
     servers = settings.kafka.bootstrap_servers
     if servers is None:
         raise InvalidInput("no Kafka configured; set kafka.bootstrap_servers")
-    return audit_diverts(from_settings(settings, servers), names, from_offset, to_offset)
+    return audit_diverts(with_defined(from_settings(settings, servers)), names, from_offset, to_offset)
 
 
 def audit_diverts(

@@ -15,9 +15,10 @@ from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
 from bascule.kafka.control import ControlTopics
 from bascule.kafka.history import StableEnds
-from bascule.pipelines.definitions import DefinedIngresses
+from bascule.pipelines.defined_positions import DefinedPositions
+from bascule.pipelines.definitions import DefinedPipelines
 from bascule.pipelines.holds import NOTES, Holds
-from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
+from bascule.pipelines.positions import IDLE_TIMEOUT_S
 from bascule.pipelines.queries import Query, RestartCounts
 from bascule.pipelines.redrive import RedriveJobs
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
@@ -55,8 +56,9 @@ class DriverControl:
     """Follows ``PREFIX.control`` and writes ``PREFIX.pipelines`` for one driver, on the thread of the driver."""
 
     def __init__(
-        self, pipelines: PipelinesSpec, holds: Holds, queries: Mapping[str, Query], positions: Positions, group_of: Callable[[str], str],
-        keys_of: Callable[[str], Sequence[str]], defined: DefinedIngresses, metrics: PipelineMetrics | None = None,
+        self, pipelines: PipelinesSpec, holds: Holds, queries: Mapping[str, Query], positions: DefinedPositions,
+        group_of: Callable[[str], str], keys_of: Callable[[str], Sequence[str]], defined: DefinedPipelines,
+        metrics: PipelineMetrics | None = None,
     ) -> None:  # fmt: skip
         """``keys_of`` returns the keys of the positions of a query, and ``group_of`` the pipeline of a divert's group.
 
@@ -100,7 +102,7 @@ class DriverControl:
         """Learn which pipelines this driver must not start. Raises Unavailable, UnreadableControl."""
         wishes = self._topics.wishes(READ_TIMEOUT_S, decides=True)
         self._holds.held |= self._steering.begin(wishes, self._holds.moves.handled() if wishes.offsets else {})
-        self._definitions.begin(wishes.definitions, self._positions.definitions())
+        self._definitions.begin(self._defined.usable(wishes), self._positions.definitions())
         self.all_tried = not any(self._definitions.due)
         reported = self._topics.reported(READ_TIMEOUT_S)
         # Of the ingresses that begin again, only this driver knows the states.
@@ -137,8 +139,8 @@ class DriverControl:
             self._steering.step(self._holds)
             failed = self.all_tried and any((*self._definitions.due, *self._steering.due))
             self._step_due_s = now_s + RETRY_S if failed else 0.0
-        if self.all_tried:  # a redrive leaves the dead letters of ingresses that are not started yet
-            self._redrives.follow(self._jobs, (spec for spec in self._specs.values() if isinstance(spec, IngressSpec)))
+        if self.all_tried:  # a redrive leaves the dead letters of pipelines that are not started yet
+            self._redrives.follow(self._jobs, self._specs.values())
         states = {name: self._state_of(name) for name in self._specs}
         tasks = {name: self._query_of(name) for name in states}
         self._restarts = self._restart_counts.look(tasks, self._queries)
@@ -153,7 +155,7 @@ class DriverControl:
             self._report()
 
     def _follow(self, wishes: Wishes) -> None:
-        self._definitions.follow(wishes.definitions)
+        self._definitions.follow(self._defined.usable(wishes))
         for name in self._definitions.ignored - self._ignored:
             log.warning("definition ignored, the configuration file has a pipeline of this name", pipeline=name)
         self._ignored = self._definitions.ignored
@@ -257,7 +259,8 @@ class DriverControl:
         if query.stopped is not None:
             return PipelineState.FAILED
         if query.running is not None:
-            return PipelineState.CATCHING_UP if query.name == name and name.startswith(DIVERT) else PipelineState.RUNNING
+            alone = query.name == name and name.startswith(DIVERT) and name.removeprefix(DIVERT) not in self._defined.diverts
+            return PipelineState.CATCHING_UP if alone else PipelineState.RUNNING
         return PipelineState.WAITING if query.idle and name.startswith(INGRESS) else PipelineState.RESTARTING
 
 

@@ -1,26 +1,28 @@
-"""Ingresses that administrators define at run time: how a driver starts, changes and deletes one of them (docs/adr/0026-definitions.md)."""
+"""Pipelines that administrators define at run time: how a driver starts, changes and deletes one (docs/adr/0026-definitions.md, 0028)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pyspark.errors import PySparkException
 
-from bascule.config.pipeline import Ingress
+from bascule.config.pipeline import Divert, Ingress
 from bascule.core.errors import BasculeError, Scope
 from bascule.core.log import get_log
+from bascule.pipelines.defined_positions import DefinedPositions
 from bascule.pipelines.failures import described
 from bascule.pipelines.holds import Holds
 from bascule.pipelines.ingresses import DriverIngresses
-from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec, ingress_spec
-from bascule.writer.control import PipelineDefinition, Steering
-from bascule.writer.position import INGRESS, PositionTaken
+from bascule.pipelines.spec import DivertSpec, IngressSpec, divert_spec, ingress_spec
+from bascule.writer.control import DivertCovered, PipelineDefinition, Steering, Wishes
+from bascule.writer.position import DIVERT, INGRESS, PositionTaken
 
 log = get_log(__name__)
+
+_KINDS: Final[Mapping[str, type[Divert | Ingress]]] = {"divert": Divert, "ingress": Ingress}
 
 
 class UnusableDefinition(BasculeError):
@@ -30,48 +32,70 @@ class UnusableDefinition(BasculeError):
     scope = Scope.PIPELINE
 
 
-class DefinedIngresses:
-    """The ingresses of one driver that are defined at run time. Performs the effects of ``writer.definitions.DefinitionEffects``."""
+class DefinedPipelines:
+    """The pipelines of one driver that are defined at run time. Performs the effects of ``writer.definitions.DefinitionEffects``."""
 
     def __init__(
-        self, positions: Positions, holds: Holds, ingresses: DriverIngresses, start: Callable[[str], None], drop: Callable[[str], None],
+        self, positions: DefinedPositions, holds: Holds, ingresses: DriverIngresses, start: Callable[[str], None],
+        drop: Callable[[str], None], removed: Callable[[], Container[str]],
     ) -> None:  # fmt: skip
-        """``start`` starts the query of an ingress by its name, and ``drop`` stops the query of a pipeline for good."""
+        """``start`` starts the query of a pipeline, and ``drop`` stops it for good.
+
+        ``removed`` returns the diverts that have left the configuration file, and whose messages may not all be carried yet.
+        """
         #: What the driver steers and reports.
         self.steering = Steering(())
         self.specs: dict[str, DivertSpec | IngressSpec] = {}
+        #: The diverts, by name.
+        self.diverts: dict[str, DivertSpec] = {}
+        #: What the brokers say about diverts, by pipeline.
+        self.covered: Mapping[str, DivertCovered] = {}
         self._positions = positions
         self._holds = holds
         self._ingresses = ingresses
         self._start = start
         self._drop = drop
+        self._removed = removed
         self._failures: dict[str, str] = {}
 
+    def usable(self, wishes: Wishes) -> dict[str, PipelineDefinition]:
+        """Return the definitions that can be followed: a divert is not begun before a broker says from where the journal covers it."""
+        found = {pipeline: wishes.coverage(pipeline) for pipeline in wishes.definitions if pipeline.startswith(DIVERT)}
+        self.covered = {pipeline: covered for pipeline, covered in found.items() if covered is not None}
+        return {pipeline: each for pipeline, each in wishes.definitions.items() if pipeline not in found or pipeline in self.covered}
+
     def add(self, pipeline: str, definition: PipelineDefinition) -> bool:
-        """Start an ingress. Returns False if this must be repeated. Raises PositionTaken."""
+        """Start a pipeline. Returns False if this must be repeated. Raises PositionTaken."""
 
         def act() -> None:
-            spec = _spec_of(pipeline, definition.settings, self._positions.pipelines)
+            spec = self._spec_of(pipeline, definition.settings)
             begun = self._positions.definitions().get(pipeline) == definition.id
             if not begun:
-                self._positions.forget(pipeline)  # an ingress of the file may have had this name
+                self._positions.forget(pipeline)  # a pipeline of the file may have had this name
             if self.steering.add(pipeline):
                 self._holds.held.add(pipeline)
             else:
                 self._holds.held.discard(pipeline)
-            self._ingresses.define(spec, definition.id, begun=begun)
-            self._start(spec.name)
+            if isinstance(spec, DivertSpec):
+                self._positions.take_defined(spec, definition.id, self.covered[pipeline].offset)
+                self.diverts[spec.name] = spec
+            else:
+                self._ingresses.define(spec, definition.id, begun=begun)
+            self._start(pipeline)
             self.specs[pipeline] = spec
             log.info("pipeline defined", pipeline=pipeline, revision=definition.revision, who=definition.by)
 
         return self._contained(pipeline, act)
 
     def change(self, pipeline: str, definition: PipelineDefinition) -> bool:
-        """Restart an ingress with other settings. Returns False if this must be repeated. Raises PositionTaken."""
+        """Restart a pipeline with other settings. Returns False if this must be repeated. Raises PositionTaken."""
 
         def act() -> None:
-            spec = _spec_of(pipeline, definition.settings, self._positions.pipelines)
-            self._ingresses.define(spec, definition.id, begun=False)
+            spec = self._spec_of(pipeline, definition.settings)
+            if isinstance(spec, DivertSpec):
+                self.diverts[spec.name] = spec
+            else:
+                self._ingresses.define(spec, definition.id, begun=False)
             self.specs[pipeline] = spec
             self._holds.restart(pipeline)
             log.info("pipeline changed", pipeline=pipeline, revision=definition.revision, who=definition.by)
@@ -79,18 +103,41 @@ class DefinedIngresses:
         return self._contained(pipeline, act)
 
     def remove(self, pipeline: str) -> bool:
-        """Stop an ingress and delete its positions. Returns False if this must be repeated. Raises PositionTaken."""
+        """Stop a pipeline and delete its positions. Returns False if this must be repeated. Raises PositionTaken."""
 
         def act() -> None:
             self.steering.remove(pipeline)
             self.specs.pop(pipeline, None)
             self._drop(pipeline)
-            self._ingresses.remove(pipeline.removeprefix(INGRESS))
+            if pipeline.startswith(DIVERT):
+                self.diverts.pop(pipeline.removeprefix(DIVERT), None)
+            else:
+                self._ingresses.remove(pipeline.removeprefix(INGRESS))
             self._positions.forget(pipeline)
             self._holds.held.discard(pipeline)
             log.info("pipeline deleted", pipeline=pipeline)
 
         return self._contained(pipeline, act)
+
+    def _spec_of(self, pipeline: str, settings: Mapping[str, Any]) -> DivertSpec | IngressSpec:
+        """Return the pipeline of a definition. Raises UnusableDefinition."""
+        kind, _, name = pipeline.partition(":")
+        if kind not in _KINDS:
+            raise UnusableDefinition(f"{pipeline} cannot be defined at run time in this version of the pipelines. Upgrade Bascule")
+        if kind == "divert" and name in self._removed():
+            raise UnusableDefinition(
+                f"a divert {name!r} has left the configuration file, and messages that it took exclusively may not be carried yet."
+                " Choose another name, or restart the pipelines when they are"
+            )
+        try:
+            one = _KINDS[kind].model_validate({**settings, "name": name})
+        except ValidationError as error:
+            reason = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
+            raise UnusableDefinition(f"the definition of {pipeline} cannot be used: {reason}. Upgrade Bascule, or change it") from error
+        if isinstance(one, Divert):
+            return divert_spec(one)
+        pipelines = self._positions.pipelines
+        return ingress_spec(one, pipelines.masked, keep_user_id=pipelines.keep_user_id)
 
     def _contained(self, pipeline: str, act: Callable[[], None]) -> bool:
         """Carry out a step, and return whether it is complete. An error is logged once. Raises PositionTaken."""
@@ -106,15 +153,3 @@ class DefinedIngresses:
         with suppress(KeyError):
             del self._failures[pipeline]
         return True
-
-
-def _spec_of(pipeline: str, settings: Mapping[str, Any], pipelines: PipelinesSpec) -> IngressSpec:
-    """Return the ingress of a definition. Raises UnusableDefinition."""
-    if not pipeline.startswith(INGRESS):
-        raise UnusableDefinition(f"{pipeline} is no ingress; this version of the pipelines cannot define it at run time. Upgrade Bascule")
-    try:
-        one = Ingress.model_validate({**settings, "name": pipeline.removeprefix(INGRESS)})
-    except ValidationError as error:
-        reason = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
-        raise UnusableDefinition(f"the definition of {pipeline} cannot be used: {reason}. Upgrade Bascule, or change it") from error
-    return ingress_spec(one, pipelines.masked, keep_user_id=pipelines.keep_user_id)

@@ -26,12 +26,13 @@ from bascule.journal.errors import DamagedRecord, NewerRecord
 from bascule.kafka.history import LagMirror
 from bascule.kafka.transactional import end_open_transactions
 from bascule.pipelines.control import DriverControl
-from bascule.pipelines.definitions import DefinedIngresses
+from bascule.pipelines.defined_positions import DefinedPositions
+from bascule.pipelines.definitions import DefinedPipelines
 from bascule.pipelines.failures import crossing_batch, described
 from bascule.pipelines.holds import Holds
 from bascule.pipelines.ingresses import DriverIngresses
 from bascule.pipelines.jobs import Resident, ResidentJob, ResidentTasks, Running, Startable
-from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
+from bascule.pipelines.positions import IDLE_TIMEOUT_S
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
 from bascule.pipelines.registry import joined
 from bascule.pipelines.serving import metrics_of
@@ -72,7 +73,7 @@ class Driver:
         self.pipelines = pipelines
         self.owner = uuid.uuid4().hex
         self.queries: dict[str, Query] = {}
-        self._positions = Positions(pipelines, self.owner)
+        self._positions = DefinedPositions(pipelines, self.owner)
         self._scratch = Path(tempfile.mkdtemp(prefix="bascule-", dir=_scratch_base(pipelines)))
         self._starting = StartingSpark(lambda: spark_session(pipelines))
         self._separate: set[str] = set()
@@ -81,9 +82,11 @@ class Driver:
             self._positions, pipelines.ingresses, self._holds.held, lambda: cores(self._starting.session, pipelines),
             partial(self._resident, committed=True),
         )  # fmt: skip
-        defined = DefinedIngresses(self._positions, self._holds, self._ingresses, self._add_ingress, self._drop)
+        self._defined = DefinedPipelines(
+            self._positions, self._holds, self._ingresses, self._start_defined, self._drop, lambda: self._known.removed
+        )
         self._control = DriverControl(
-            pipelines, self._holds, self.queries, self._positions, self._group_of, self._keys_of, defined, metrics
+            pipelines, self._holds, self.queries, self._positions, self._group_of, self._keys_of, self._defined, metrics
         )
         self.held = self._holds.held
         self._join_due_s: dict[str, float] = {}
@@ -261,8 +264,9 @@ class Driver:
         return start
 
     def _divert_task(self, key: str, position: Position) -> DivertTask:
-        members = tuple(self._diverts[name] for name in position.members if name in self._diverts)
-        known = replace(self._known, separate=self._known.separate | self._separate)
+        there = {**self._diverts, **self._defined.diverts}
+        members = tuple(there[name] for name in position.members if name in there)
+        known = replace(self._known, separate=self._known.separate.union(self._separate, self._defined.diverts))
         return DivertTask(self.pipelines, self._positions.claim(key, position), members, known)
 
     def _join_those_near(self) -> None:
@@ -316,7 +320,12 @@ class Driver:
             group.restart()
 
     def _group_of(self, name: str) -> str:
-        """Return the pipeline that a divert with its own position joins. The default group answers for diverts that were removed."""
+        """Return the pipeline that a divert with its own position joins. The default group answers for diverts that were removed.
+
+        A divert that is defined at run time joins nobody.
+        """
+        if name in self._defined.diverts:
+            return f"{DIVERT}{name}"
         divert = self._diverts.get(name)
         return COMMON if divert is None else group_pipeline(divert.group)
 
@@ -350,6 +359,12 @@ class Driver:
 
     def _add_ingress(self, name: str) -> None:
         self._add(f"{INGRESS}{name}", partial(self._ingresses.query, name))
+
+    def _start_defined(self, pipeline: str) -> None:
+        if pipeline.startswith(DIVERT):
+            self._add(pipeline, lambda: self._divert_query(pipeline))
+        else:
+            self._add_ingress(pipeline.removeprefix(INGRESS))
 
     def _drop(self, name: str) -> None:
         """Stop a query for good, and publish its positions no more."""

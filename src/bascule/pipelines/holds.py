@@ -143,8 +143,8 @@ class Holds:
         self.moves.carry_out(pipeline, wish)
         query = self._queries.get(pipeline)
         if query is not None and query.stopped is not None:  # it could not continue from its old position
-            if pipeline.startswith(DIVERT):  # perhaps the query could not start from any
-                name = pipeline.removeprefix(DIVERT)
+            name = pipeline.removeprefix(DIVERT)
+            if pipeline.startswith(DIVERT) and self._group_of(name) != pipeline:  # perhaps the query could not start from any
                 self._separate.add(name)
                 self._start_separate(name)
             else:

@@ -63,7 +63,8 @@ class OffsetMoves:
         marks: list[MovedMark] = []
         change = partial(self._after, pipeline, wish, keys, marks)
         if pipeline.startswith(DIVERT):
-            self._positions.rewrite(self._positions.common_key, self._positions.key_of(pipeline), (), change)
+            key = self._positions.key_of(pipeline)
+            self._positions.rewrite(self._positions.leader_of(key), key, (), change)
         else:
             self._positions.rewrite(pipeline, pipeline, list(keys.values()), change)
         # Nothing is said before the transaction is committed.

@@ -14,7 +14,7 @@ from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
 from bascule.kafka import own_topics
-from bascule.kafka.admin import Topics, delete_group
+from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import TableReader
 from bascule.kafka.guards import Finding, TopicRole, guard_transactions
 from bascule.kafka.history import TopicHistory, committed_offset, known_offset
@@ -36,7 +36,6 @@ from bascule.writer.position import (
     EARLIEST,
     GROUP,
     INGRESS,
-    MOVED,
     POSITION_PARTITIONS,
     Position,
     PositionLost,
@@ -148,10 +147,10 @@ class Positions:
         end = run_blocking(lineage.end())
         with closing(self.writer(self.common_key)) as common_writer:
             common = self._take(common_writer, self.common_key)
-            stored = StoredKeys.of(self._seen_keys())
+            stored = self._stored_keys(diverts)
             groups = self._taken_all(stored.groups)
             if groups:
-                stored = StoredKeys.of(self._seen_keys())
+                stored = self._stored_keys(diverts)
             own = self._taken_all(stored.own)
             common_lost = self._loss_of_common(common, topic_id, history, lineage)
             if common is not None and not common.vacant and common_lost is None and end.offset < common.offset:
@@ -186,6 +185,10 @@ class Positions:
             self._claims.give_up([*map(self.own_key, plan.parked)])
             crash.point("driver.take.after")
             return None if plan.idle else plan
+
+    def _stored_keys(self, _diverts: tuple[DivertSpec, ...]) -> StoredKeys:
+        """Return the keys for whose positions a start of the diverts is responsible."""
+        return StoredKeys.of(self._seen_keys())
 
     def _taken_all(self, keys: Mapping[str, str]) -> dict[str, Position]:
         return {name: found for name, key in keys.items() if (found := self._taken(key, self.common_key)) is not None}
@@ -232,29 +235,9 @@ class Positions:
             self._claims.hold([pipeline, *taken])
         return list(taken.values())
 
-    def definitions(self) -> dict[str, str]:
-        """Return the ids of the definitions made at run time to which stored positions belong, by pipeline. Raises Unavailable."""
-        return {key.removeprefix(DEFINED): at.owner for key, at in self.stored(decides=True).items() if key.startswith(DEFINED)}
-
-    def forget(self, pipeline: str) -> None:
-        """Delete the positions of an ingress without a query, and its consumer group. Nothing is left of the ingress; this may be repeated.
-
-        The group is deleted first: it would look like a lost position. A task that Spark has not ended yet carries nothing more, because
-        its positions have another owner from the beginning. Raises PositionTaken, Unavailable, Denied.
-        """
-        stored = self.stored(decides=True)
-        keys = [key for key in stored if key.startswith(f"{pipeline}/")]
-        marks = [key for key in (f"{DEFINED}{pipeline}", f"{MOVED}{pipeline}") if key in stored]
-        if not (keys or marks or pipeline in stored):
-            return
-        with closing(self.writer(pipeline)) as leader, ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
-            known = self._take(leader, pipeline)
-            list(pool.map(partial(self._taken, leader=pipeline), keys))
-            delete_group(self.pipelines.kafka, self.group(pipeline))
-            crash.point("forget.before")
-            leader.write([], known, None, dict.fromkeys([*keys, *marks]))
-            crash.point("forget.after")
-            self._claims.give_up([pipeline, *keys])
+    def leader_of(self, _key: str) -> str:
+        """Return the key that is taken before a position of diverts: see ``Claims.take``."""
+        return self.common_key
 
     def part(self, pipeline: str, before: Position, names: Collection[str]) -> dict[str, Position]:
         """Give members of the position of a group positions of their own at the same offset, in one transaction.
@@ -356,7 +339,7 @@ class Positions:
 
     def taken(self, key: str) -> Position:
         """Return the current position of this run's diverts without a check of the journal. Raises PositionLost if it is missing."""
-        found = self._taken(key, self.common_key)
+        found = self._taken(key, self.leader_of(key))
         if found is None:
             raise PositionLost(f"position {key!r} is missing; restore topic {self.pipelines.topics.positions!r}")
         return found

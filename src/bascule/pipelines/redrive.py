@@ -25,7 +25,7 @@ from bascule.kafka.redriving import RedriveTopics
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.carry import Targets
 from bascule.pipelines.redrive_engine import LetterLeft, RedriveEngine, RedrivenLetter
-from bascule.pipelines.spec import IngressSpec, PipelinesSpec
+from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.threads.background import in_background
 from bascule.writer.dead_letters import PipelineDeadLetter
 from bascule.writer.errors import Unwritable, WriteDenied
@@ -280,10 +280,10 @@ class RedriveJobs:
         #: The number of dead letters of the jobs that this driver has finished.
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
 
-    def follow(self, jobs: Mapping[str, RedriveJob], ingresses: Iterable[IngressSpec]) -> None:
+    def follow(self, jobs: Mapping[str, RedriveJob], specs: Iterable[DivertSpec | IngressSpec]) -> None:
         """Look at the job that runs, and start the next one. A job that has failed comes after the others.
 
-        ``ingresses`` are those that the driver has now, also those that were defined at run time.
+        ``specs`` are the pipelines that the driver has now, also those that were defined at run time.
         """
         if self._running is not None:
             job, future = self._running
@@ -296,7 +296,12 @@ class RedriveJobs:
         waiting = [job for job in jobs.values() if job.id not in self._finished and now_s >= self._due_s.get(job.id, 0.0)]
         if waiting and not self._stopping:
             job = min(waiting, key=lambda job: (self._attempts.get(job.id, 0), job.at_ms, job.id))
-            pipelines = replace(self._pipelines, ingresses=tuple(ingresses))
+            now = tuple(specs)
+            pipelines = replace(
+                self._pipelines,
+                diverts=tuple(each for each in now if isinstance(each, DivertSpec)),
+                ingresses=tuple(each for each in now if isinstance(each, IngressSpec)),
+            )
             self._running = job, in_background(partial(self._run, pipelines, job, frozenset(jobs)), "redrive")
 
     def stop(self, timeout_s: float) -> None:

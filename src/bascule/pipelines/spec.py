@@ -27,7 +27,7 @@ from bascule.core.topics import MESSAGE_BYTES_MAX, JournalTopics
 from bascule.writer.position import DEFAULT_GROUP, EARLIEST, LATEST
 
 if TYPE_CHECKING:
-    from bascule.config.pipeline import Ingress
+    from bascule.config.pipeline import Divert, Ingress
     from bascule.config.settings import Settings
 
 
@@ -137,14 +137,7 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
     return PipelinesSpec(
         bridge_id=settings.bridge.id,
         kafka={"bootstrap.servers": bootstrap_servers, **settings.kafka.client},
-        diverts=tuple(
-            DivertSpec(
-                name=one.name, source=one.from_address, target=one.to, selector=one.selector, key=one.key, exclusive=one.exclusive,
-                start=_start(one), from_kafka=one.from_kafka, select=tuple(one.select), function=one.python, enabled=one.enabled,
-                group=one.group or DEFAULT_GROUP,
-            )
-            for one in settings.divert
-        ),
+        diverts=tuple(map(divert_spec, settings.divert)),
         ingresses=tuple(ingress_spec(one, masked, keep_user_id=keep_user_id) for one in settings.ingress),
         masked=masked,
         keep_user_id=keep_user_id,
@@ -162,6 +155,15 @@ def from_settings(settings: Settings, bootstrap_servers: str) -> PipelinesSpec:
         checkpoint_dir=str(run.checkpoint_dir) if run.checkpoint_dir else None,
         session_timeout_s=settings.broker.session_timeout_s,
         instance=run.instance,
+    )  # fmt: skip
+
+
+def divert_spec(one: Divert) -> DivertSpec:
+    """Return a divert of a configuration."""
+    return DivertSpec(
+        name=one.name, source=one.from_address, target=one.to, selector=one.selector, key=one.key, exclusive=one.exclusive,
+        start=_start(one), from_kafka=one.from_kafka, select=tuple(one.select), function=one.python, enabled=one.enabled,
+        group=one.group or DEFAULT_GROUP,
     )  # fmt: skip
 
 

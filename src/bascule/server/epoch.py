@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import bascule
 from bascule.broker.addresses import Diverts
 from bascule.broker.containment import ErrorContainment
+from bascule.broker.coverage import DivertCoverage
 from bascule.broker.engine import Engine
 from bascule.broker.epoch import EpochProtocol, Outcome
 from bascule.broker.epoch_effects import EpochLimits
@@ -31,6 +32,7 @@ from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
 from bascule.journal.offsets import OffsetMap
 from bascule.kafka.log import JournalWriter, PartitionReader, offset_of, takes_appends
+from bascule.server.coverage import CoverageControl
 from bascule.server.effects import LoopEffects
 from bascule.server.following import Following
 from bascule.server.housekeeping import Housekeeping
@@ -95,7 +97,11 @@ class Epoch:
         self.housekeeping: Housekeeping | None = None  # from the start on
         self.writer = JournalWriter(place.kafka, place.topics.journal, place.topics.partition, self._post)
         self._effects = _Effects(self, policy, bodies, memory_bytes, on_ended, on_confirmed, on_ticked, on_stalled)
-        self.protocol = EpochProtocol(self._effects, place.limits, place.topics.journal, diverts, errors=errors)
+        self._control = CoverageControl(place.kafka, place.topics)
+        self._coverage = DivertCoverage(self._control, diverts.names, place.append_timeout_s)
+        self.protocol = EpochProtocol(
+            self._effects, place.limits, place.topics.journal, diverts, coverage=self._coverage, errors=errors,
+        )  # fmt: skip
         self.following = Following(place, self.protocol.fresh_engine)
 
     @property
@@ -128,6 +134,10 @@ class Epoch:
         """Return the offset up to which a standby has read the journal, or up to which an active broker has stored it."""
         return self.protocol.next_offset if self.loaded else self.following.next_offset
 
+    def held_for_diverts(self) -> Mapping[str, tuple[str, int]]:
+        """Return from where on the journal is kept for diverts that are defined at run time, with the ids of their definitions, by name."""
+        return self._coverage.held
+
     async def start(self) -> None:
         """Write the start record and load the state before it. Raises Unavailable, JournalUnavailable, RecordError or SteppedDown."""
         await self.protocol.start({"host": socket.gethostname(), "pid": os.getpid(), "version": bascule.__version__})
@@ -156,6 +166,7 @@ class Epoch:
         """Release the resources of the epoch."""
         self.protocol.close()
         self._effects.cancel_spawned()
+        await self._control.close()
         await self.following.close()
         await self._effects.off_loop(self.writer.close)
 
@@ -226,7 +237,9 @@ class _Effects(LoopEffects):
     def loaded(self) -> None:
         """Start housekeeping."""
         epoch = self._epoch
-        epoch.housekeeping = Housekeeping(self._place, epoch.engine, epoch.offsets, epoch.following.store, lambda: not epoch.ended)
+        epoch.housekeeping = Housekeeping(
+            self._place, epoch.engine, epoch.offsets, epoch.following.store, lambda: not epoch.ended, epoch.held_for_diverts,
+        )  # fmt: skip
         queues = epoch.engine.addresses.queues
         waiting = sum(queue.held_messages for queue in queues.values())
         loaded_s = time.monotonic() - self._started_s

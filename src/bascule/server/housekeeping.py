@@ -109,8 +109,12 @@ class StoredMessages:
 class Housekeeping:
     """The housekeeping of one epoch, with its ``engine``, ``offsets`` and ``store``; ``running`` tells whether the epoch continues."""
 
-    def __init__(self, place: JournalPlace, engine: Engine, offsets: OffsetMap, store: StoredMessages, running: Callable[[], bool]) -> None:
-        self.protocol = HousekeepingProtocol(_Effects(place, store, running), place.housekeeping_limits, engine, offsets)
+    def __init__(
+        self, place: JournalPlace, engine: Engine, offsets: OffsetMap, store: StoredMessages, running: Callable[[], bool],
+        held_for_diverts: Callable[[], Mapping[str, tuple[str, int]]] = dict,
+    ) -> None:  # fmt: skip
+        """``held_for_diverts`` returns what ``DivertCoverage.held`` has."""
+        self.protocol = HousekeepingProtocol(_Effects(place, store, running, held_for_diverts), place.housekeeping_limits, engine, offsets)
 
     @property
     def retention_holds(self) -> list[RetentionHold]:
@@ -129,13 +133,16 @@ class Housekeeping:
 class _Effects(LoopEffects):
     """The effects of housekeeping: see bascule.broker.housekeeping.HousekeepingEffects."""
 
-    def __init__(self, place: JournalPlace, store: StoredMessages, running: Callable[[], bool]) -> None:
+    def __init__(
+        self, place: JournalPlace, store: StoredMessages, running: Callable[[], bool],
+        held_for_diverts: Callable[[], Mapping[str, tuple[str, int]]],
+    ) -> None:  # fmt: skip
         super().__init__("housekeeping")
         self._place = place
         self._store = store
         self.going_on = running
         self._snapshots = SnapshotStore(place.kafka, place.topics.snapshots)
-        self._pipelines = PipelineHolds(place)
+        self._pipelines = PipelineHolds(place, held_for_diverts)
 
     async def computed(self, calculation: Callable[[], T]) -> T:
         """Calculate off the loop: the snapshot of a million messages takes a large part of a second. Raises what the calculation raises."""

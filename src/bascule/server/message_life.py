@@ -76,12 +76,13 @@ def _answer(
     settings: Settings, message_id: str, since_ms: int | None, names: Mapping[int, tuple[str, str]], budget: SearchBudget
 ) -> dict[str, Any]:
     # The pipelines are an extra of the package that a broker needs for nothing else.
+    from bascule.pipelines.defined_specs import with_defined
     from bascule.pipelines.spec import from_settings
     from bascule.timeline.facts import QueueName
     from bascule.timeline.question import MessageQuestion
     from bascule.timeline.scan import ScanLimits
 
-    pipelines = from_settings(settings, str(settings.kafka.bootstrap_servers))
+    pipelines = with_defined(from_settings(settings, str(settings.kafka.bootstrap_servers)))
     question = MessageQuestion(
         pipelines, message_id, ScanLimits(since_ms, None), names={queue: QueueName(*name) for queue, name in names.items()},
         mask=PropertyMask(settings.admin.masked_properties), target_records_max=SEARCHED_TARGET_RECORDS_MAX, budget=budget,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from bascule.config.defined import REFUSED
-from bascule.config.pipeline import Ingress
+from bascule.config.defined import refused
+from bascule.config.pipeline import Divert, Ingress
 from bascule.core.destination import ADDRESS_MAX
 from bascule.core.permissions import Permission
 from bascule.server import answers, browsing, listing, looks, pipeline_answers, redrive, status
@@ -285,34 +285,41 @@ def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], Operation
     }
 
 
-def _settings_of_ingress() -> Schema:
-    """Return the schema of the settings that an ingress may have at run time."""
-    found = Ingress.model_json_schema()["properties"]
-    given = {name: {key: each for key, each in schema.items() if key != "title"} for name, schema in found.items() if name not in REFUSED}
-    return {"type": "object", "description": "`topics` or `pattern` is needed", "properties": given, "additionalProperties": False}
-
-
-_CONFIG: Final = _settings_of_ingress()
-_DEFINED: Final[Schema] = {
-    "type": "object",
-    "properties": {"name": _text("Name of the ingress, unique among diverts and ingresses"), "config": _CONFIG},
-    "required": ["name", "config"],
-    "additionalProperties": False,
-}
 _REVISION: Final = Parameter(REVISION, "Revision that is replaced, 0 for none; 409 if it is another one", {"type": "integer", "minimum": 0})
+
+
+def _definitions_of(kind: str, collection: str, model: type[Divert | Ingress], needed: str) -> dict[tuple[str, str], Operation]:
+    """Return the operations that define pipelines of a kind at run time. ``needed`` says which settings must be given."""
+    found = model.model_json_schema()["properties"]
+    allowed = {name: schema for name, schema in found.items() if name not in refused(kind)}
+    given = {name: {key: each for key, each in schema.items() if key != "title"} for name, schema in allowed.items()}
+    config: Schema = {"type": "object", "description": needed, "properties": given, "additionalProperties": False}
+    defined: Schema = {
+        "type": "object",
+        "properties": {"name": _text(f"Name of the {kind}, unique among diverts and ingresses"), "config": config},
+        "required": ["name", "config"],
+        "additionalProperties": False,
+    }
+    a, errors = ("an", (409,)) if kind == "ingress" else ("a", (409, 503))
+    return {
+        ("POST", collection): Operation(
+            f"Create {a} {kind} at run time", {202: pipeline_answers.PipelineDefinedAnswer}, body=defined, errors=errors
+        ),
+        ("PUT", f"{collection}/{{name}}/config"): Operation(
+            f"Replace the settings of {a} {kind}, or create it", {202: pipeline_answers.PipelineDefinedAnswer}, (_REVISION,), body=config,
+            errors=errors,
+        ),
+        ("DELETE", f"{collection}/{{name}}"): Operation(
+            f"Stop {a} {kind} that was defined at run time, and forget its positions", {202: pipeline_answers.PipelineDeletedAnswer},
+            errors=(404, 409),
+        ),
+    }  # fmt: skip
+
+
 _DEFINITIONS: Final[dict[tuple[str, str], Operation]] = {
-    ("POST", "/ingresses"): Operation(
-        "Create an ingress at run time", {202: pipeline_answers.PipelineDefinedAnswer}, body=_DEFINED, errors=(409,)
-    ),
-    ("PUT", "/ingresses/{name}/config"): Operation(
-        "Replace the settings of an ingress, or create it", {202: pipeline_answers.PipelineDefinedAnswer}, (_REVISION,), body=_CONFIG,
-        errors=(409,),
-    ),
-    ("DELETE", "/ingresses/{name}"): Operation(
-        "Stop an ingress that was defined at run time, and forget its positions", {202: pipeline_answers.PipelineDeletedAnswer},
-        errors=(404, 409),
-    ),
-}  # fmt: skip
+    **_definitions_of("divert", "/diverts", Divert, "`from` is needed"),
+    **_definitions_of("ingress", "/ingresses", Ingress, "`topics` or `pattern` is needed"),
+}
 
 _LETTERS: Final[Mapping[str, Schema]] = {
     "places": {

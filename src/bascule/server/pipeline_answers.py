@@ -18,7 +18,8 @@ class PipelineAnswer(TypedDict):
     """The state of a pipeline, and what its driver has reported last; null for what is unknown.
 
     ``origin`` is file or runtime; ``revision`` is that of a definition made at run time, and ``reported_revision`` the one that the driver
-    has. Until the driver has deleted a pipeline, ``state`` is deleting and ``wanted`` is deleted.
+    has. Until the driver has deleted a pipeline, ``state`` is deleting and ``wanted`` is deleted. ``covered_from`` is the offset from which
+    the journal has the messages for a divert that is defined at run time; null until a broker has said so for the current revision.
     """
 
     name: str
@@ -29,6 +30,7 @@ class PipelineAnswer(TypedDict):
     wanted: str
     wanted_by: str
     wanted_at_ms: int | None
+    covered_from: int | None
     group: str
     lag: int | None
     records_per_s: float | None

@@ -1,10 +1,11 @@
-"""Definitions of ingresses at run time over HTTP, with the verbs of Kafka Connect's REST interface: any broker of the journal answers.
+"""Definitions of pipelines at run time over HTTP, with the verbs of Kafka Connect's REST interface: any broker of the journal answers.
 
-POST   /ingresses               {"name": …, "config": {…}}: create an ingress
-PUT    /ingresses/NAME/config   {…}: replace the settings of an ingress, or create it
-DELETE /ingresses/NAME          stop an ingress and forget its positions
+POST   /diverts, /ingresses     {"name": …, "config": {…}}: create a pipeline
+PUT    /diverts/NAME/config     {…}: replace the settings of a divert, or create it; the same for ingresses
+DELETE /diverts/NAME            stop a divert and forget its position; the same for ingresses
 
-Each answers 202 once Kafka has stored the definition; the driver of the pipelines follows.
+Each answers 202 once Kafka has stored the definition; the driver of the pipelines follows. The definition of a divert is also covered by
+the journal then: the active broker has said so (bascule.broker.coverage).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from bascule.broker.errors import ResourceLimit, UnknownAddress
-from bascule.config.defined import check_change, defined_ingress
+from bascule.config.defined import check_change, check_definition
 from bascule.config.settings import Settings
-from bascule.core.errors import InvalidInput, Scope
+from bascule.core.errors import InvalidInput, Scope, Unavailable
 from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.server.admin_access import AdminRole, Principal
@@ -41,7 +42,9 @@ DEFINITIONS_MAX: Final = 200
 DEFINITION_BYTES_MAX: Final = 16 << 10
 #: The query parameter of a change: the revision that is replaced.
 REVISION: Final = "revision"
-_KIND: Final = "ingress"
+#: How long a request waits until the active broker says that its journal covers a divert, in seconds, and between two looks.
+COVERED_WITHIN_S: Final = 15.0
+LOOK_S: Final = 0.25
 
 
 class DefinitionConflict(InvalidInput):
@@ -52,14 +55,19 @@ class DefinitionConflict(InvalidInput):
     http_status = 409
 
 
-class DefinitionPages:
-    """The pages about definitions of one broker. A broker handles one request at a time."""
+class DivertNotCovered(Unavailable):
+    """No active broker has confirmed in time that its journal covers a divert. The definition stays stored."""
 
-    def __init__(self, pages: PipelinePages, settings: Settings, collection: str) -> None:
+
+class DefinitionPages:
+    """The pages about definitions of one kind of pipelines. A broker handles one request at a time (``turn``)."""
+
+    def __init__(self, pages: PipelinePages, settings: Settings, kind: str, collection: str, turn: asyncio.Lock) -> None:
         self._pages = pages
         self._settings = settings
+        self._kind = kind
         self._collection = collection
-        self._turn = asyncio.Lock()
+        self._turn = turn
 
     def paths(self) -> list[AdminPage]:
         """Return all paths."""
@@ -90,32 +98,34 @@ class DefinitionPages:
     async def _audited(self, request: Request, verb: str, name: str, act: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
         """Act, and record what was done or refused."""
         principal: Principal = request.state.principal
-        action = f"{_KIND} {verb}"
+        action = f"{self._kind} {verb}"
         with self._pages.audit.acting(action, name, who=principal.name, peer=principal.peer) as done:
             principal.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
             async with self._turn:
                 done |= await act()
+            if self._kind == "divert" and "revision" in done:
+                await self._covered(name, done["revision"])
         log.info("administrator action", who=principal.name, action=action, arguments={"name": name}, answer=done)
-        return JSONResponse({"name": name, "kind": _KIND, **done}, 202)
+        return JSONResponse({"name": name, "kind": self._kind, **done}, 202)
 
     async def _define(self, request: Request, name: str, given: Mapping[str, Any], *, new: bool) -> dict[str, Any]:
         """Store a definition, and return its revision."""
         principal: Principal = request.state.principal
-        pipeline, known = f"{KINDS[_KIND]}{name}", await self._pages.known(decides=True)
+        pipeline, known = f"{KINDS[self._kind]}{name}", await self._pages.known(decides=True)
         self._check_free(known, name)
-        defined_ingress(name, given, self._settings)
+        check_definition(self._kind, name, given, self._settings)
         if (size := len(json.dumps(given).encode())) > DEFINITION_BYTES_MAX:
             raise InvalidInput(f"the settings have {size} bytes; at most {DEFINITION_BYTES_MAX} are allowed")
         before = known.wishes.definitions.get(pipeline)
         if before is None:
             self._check_new(known, name)
         elif new:
-            raise DefinitionConflict(f"{_KIND} {name!r} exists already; change it (bascule {_KIND} change {name})")
+            raise DefinitionConflict(f"{self._kind} {name!r} exists already; change it (bascule {self._kind} change {name})")
         else:
-            check_change(before.settings, given)
+            check_change(self._kind, before.settings, given)
         replaced = request.query_params.get(REVISION)
         if replaced is not None and replaced != str(0 if before is None else before.revision):
-            raise DefinitionConflict(f"{_KIND} {name!r} does not have the revision {replaced!r:.20} any more; somebody has changed it")
+            raise DefinitionConflict(f"{self._kind} {name!r} does not have the revision {replaced!r:.20} any more; somebody has changed it")
         after = PipelineDefinition(
             uuid.uuid4().hex if before is None else before.id, 1 if before is None else before.revision + 1, dict(given),
             principal.name, self._pages.now_ms(),
@@ -123,22 +133,41 @@ class DefinitionPages:
         await self._pages.beside(partial(self._pages.topics.define, pipeline, after))
         # Another broker may have stored one at the same time: the later one counts.
         if (await self._pages.known(decides=True)).wishes.definitions.get(pipeline) != after:
-            raise DefinitionConflict(f"somebody else has defined {_KIND} {name!r} at the same time; look at it, and try again")
+            raise DefinitionConflict(f"somebody else has defined {self._kind} {name!r} at the same time; look at it, and try again")
         return {"revision": after.revision}
 
     async def _undefine(self, name: str) -> dict[str, Any]:
         """Delete a definition with all wishes about its pipeline. A repeated request completes what an earlier one began."""
-        pipeline, known = f"{KINDS[_KIND]}{name}", await self._pages.known(decides=True)
+        pipeline, known = f"{KINDS[self._kind]}{name}", await self._pages.known(decides=True)
         self._check_free(known, name)
         leftover = pipeline in {*known.wishes.states, *known.wishes.restarts, *known.wishes.offsets}
         if pipeline not in known.wishes.definitions and not leftover and not self._pages.is_leaving(known, pipeline):
-            raise UnknownAddress(f"there is no {_KIND} {name!r:.60}")
+            raise UnknownAddress(f"there is no {self._kind} {name!r:.60}")
         await self._pages.beside(partial(self._pages.topics.undefine, pipeline))
         # Another broker may have stored a change at the same time. A definition with another id is a new one.
         before, after = known.wishes.definitions.get(pipeline), (await self._pages.known(decides=True)).wishes.definitions.get(pipeline)
         if before is not None and after is not None and before.id == after.id:
-            raise DefinitionConflict(f"somebody else has changed {_KIND} {name!r} at the same time, so it still exists; delete it again")
+            raise DefinitionConflict(
+                f"somebody else has changed {self._kind} {name!r} at the same time, so it still exists; delete it again"
+            )
         return {}
+
+    async def _covered(self, name: str, revision: int) -> None:
+        """Return when the active broker says that its journal covers a divert. Raises DivertNotCovered, DefinitionConflict."""
+        pipeline, looks = f"{KINDS[self._kind]}{name}", int(COVERED_WITHIN_S / LOOK_S)
+        for _ in range(looks):
+            wishes = (await self._pages.known()).wishes
+            definition, covered = wishes.definitions.get(pipeline), wishes.coverage(pipeline)
+            if definition is not None and definition.revision > revision:
+                raise DefinitionConflict(f"somebody else has changed {self._kind} {name!r} meanwhile; look at it")
+            if covered is not None and covered.revision >= revision:
+                return
+            await asyncio.sleep(LOOK_S)
+        raise DivertNotCovered(
+            f"divert {name!r} is stored (revision {revision}), but no active broker has confirmed within {COVERED_WITHIN_S:g} s that its"
+            " journal covers it: messages that are sent now may not reach the divert. The active broker will cover it when it serves."
+            f" To wait again: bascule divert change {name}"
+        )
 
     def _check_free(self, known: KnownPipelines, name: str) -> None:
         """Raise DefinitionConflict if the configuration of the broker or of the driver has a pipeline of this name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from bascule.broker.retention import RetentionHold
@@ -27,9 +27,12 @@ log = get_log(__name__)
 class PipelineHolds:
     """The search for the pins of pipelines in one epoch, off the event loop."""
 
-    def __init__(self, place: JournalPlace) -> None:
+    def __init__(self, place: JournalPlace, held_for_diverts: Callable[[], Mapping[str, tuple[str, int]]] = dict) -> None:
+        """``held_for_diverts`` returns what ``DivertCoverage.held`` has."""
         self._place = place
-        self._protocol = PipelineHoldsProtocol(self, place.topics.journal, place.topics.partition, place.pinned_bytes_max)
+        self._protocol = PipelineHoldsProtocol(
+            self, place.topics.journal, place.topics.partition, place.pinned_bytes_max, defined=held_for_diverts
+        )
 
     def found(self, taken: Snapshot) -> list[RetentionHold]:
         """Return the pins of pipelines before a snapshot. Raises Unavailable."""

@@ -2,7 +2,7 @@
 
 GET  /diverts, /ingresses            the pipelines with their states, JSON
 GET  /diverts/NAME                   the definition
-POST /ingresses                      define an ingress at run time (bascule.server.pipeline_definitions)
+POST /diverts, /ingresses            define a pipeline at run time (bascule.server.pipeline_definitions)
 GET  /diverts/NAME/status            state, positions, lag, last error
 PUT  /diverts/NAME/pause|resume|stop store the wanted state; 202 once Kafka has stored it
 POST /diverts/NAME/restart           restart the task
@@ -143,7 +143,8 @@ class PipelinePages:
     ) -> None:
         """``mask`` returns which properties are hidden now: the setting may be reloaded."""
         self._offsets = OffsetPages(self, planning)
-        self._definitions = DefinitionPages(self, settings, COLLECTIONS["ingress"])
+        turn = asyncio.Lock()
+        self._definitions = tuple(DefinitionPages(self, settings, kind, collection, turn) for kind, collection in COLLECTIONS.items())
         self._redrive = RedrivePages(self, redriving, settings.bridge.id, mask)
         self.topics = topics
         self.audit = audit
@@ -170,7 +171,7 @@ class PipelinePages:
                 AdminPage("GET", f"{one}/offsets", AdminRole.VIEW, partial(self._offsets.show, kind)),
                 AdminPage("PATCH", f"{one}/offsets", AdminRole.MANAGE, partial(self._offsets.change, kind)),
             ]
-        return found + self._definitions.paths()
+        return found + [page for pages in self._definitions for page in pages.paths()]
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
@@ -289,12 +290,14 @@ class PipelinePages:
         kind, _, name = pipeline.partition(":")
         wish, report = known.wishes.states.get(pipeline), known.reports.pipelines.get(pipeline)
         own, leaving = self._definition(known, pipeline), self.is_leaving(known, pipeline)
+        covered = known.wishes.coverage(pipeline)
         return {
             "name": name, "kind": kind, "origin": self._origin(known, pipeline), "revision": None if own is None else own.revision,
             "state": DELETING if leaving else self.state_of(known, pipeline) or UNASSIGNED,
             "wanted": DELETED if leaving else known.wishes.of(pipeline).value,
             "wanted_by": "" if wish is None else wish.by,
             "wanted_at_ms": None if wish is None else wish.at_ms,
+            "covered_from": None if own is None or covered is None or covered.revision < own.revision else covered.offset,
             **_figures(report, current=report is not None and report.is_of(own)),
         }  # fmt: skip
 

@@ -25,6 +25,8 @@ WANTED_KEY: Final = "wanted/"
 RESTART_KEY: Final = "restart/"
 OFFSETS_KEY: Final = "offsets/"
 DEFINITION_KEY: Final = "definition/"
+#: Prefix of the keys of coverage marks: ``covered/PIPELINE/EPOCH``.
+COVERED_KEY: Final = "covered/"
 #: Key of the driver's own report in ``PREFIX.pipelines``. The other keys are names of pipelines.
 DRIVER_KEY: Final = "driver"
 #: Kinds of pipelines, and the prefixes of their names.
@@ -122,6 +124,19 @@ class PipelineDefinition:
 
 
 @dataclass(frozen=True, slots=True)
+class DivertCovered:
+    """What a broker says about a divert that was defined at run time: from ``offset`` on, the journal has the messages for it.
+
+    ``id`` is that of the definition, and ``revision`` the highest one for which this holds. Each epoch of the journal may store a record,
+    and all are true.
+    """
+
+    id: str
+    revision: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineReport:
     """What a driver knows about a pipeline. ``sources`` are lists of topic, partition, next offset and end (None: not known).
 
@@ -161,11 +176,11 @@ class DriverReport:
     running: bool = True
 
 
-R = TypeVar("R", Wish, RestartWish, OffsetsWish, PipelineDefinition, PipelineReport, DriverReport)
+R = TypeVar("R", Wish, RestartWish, OffsetsWish, PipelineDefinition, DivertCovered, PipelineReport, DriverReport)
 #: Types of fields that are no enumerations. ``sources`` and ``moves`` have checks of their own.
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("id", "by", "driver", "group", "error", "offsets_request", "offsets_error", "definition_id"), (str,)),
-    **dict.fromkeys(("at_ms", "partitions", "restarts", "error_at_ms", "revision"), (int,)),
+    **dict.fromkeys(("at_ms", "partitions", "restarts", "error_at_ms", "revision", "offset"), (int,)),
     "running": (bool,),
     **dict.fromkeys(("definition", "settings"), (dict,)),
     **dict.fromkeys(("lag", "after"), (int, type(None))),
@@ -175,7 +190,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 _ENUMS: Final[Mapping[tuple[type, str], type[enum.StrEnum]]] = {(Wish, "state"): WantedState, (PipelineReport, "state"): PipelineState}
 
 
-def encoded(record: Wish | RestartWish | OffsetsWish | PipelineDefinition | PipelineReport | DriverReport) -> bytes:
+def encoded(record: Wish | RestartWish | OffsetsWish | PipelineDefinition | DivertCovered | PipelineReport | DriverReport) -> bytes:
     """Return the value of a record: a JSON object with a version."""
     return json.dumps({"version": VERSION, **asdict(record)}, separators=(",", ":")).encode()
 
@@ -222,6 +237,16 @@ class Wishes:
     definitions: Mapping[str, PipelineDefinition] = field(default_factory=dict)
     #: Jobs for dead letters, by id.
     redrives: Mapping[str, RedriveJob] = field(default_factory=dict)
+    #: What brokers say about diverts that are defined at run time.
+    covered: Mapping[str, tuple[DivertCovered, ...]] = field(default_factory=dict)
+
+    def coverage(self, pipeline: str) -> DivertCovered | None:
+        """Return what all brokers say together about the current definition of a divert; None if no broker has said anything."""
+        definition = self.definitions.get(pipeline)
+        own = [] if definition is None else [each for each in self.covered.get(pipeline, ()) if each.id == definition.id]
+        if not own:
+            return None
+        return DivertCovered(own[0].id, max(each.revision for each in own), min(each.offset for each in own))
 
     def of(self, pipeline: str) -> WantedState:
         """Return the wanted state of a pipeline, which is running if nobody wanted anything else."""

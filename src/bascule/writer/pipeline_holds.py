@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from bascule.broker.retention import Keeper, RetentionHold
 from bascule.broker.snapshot import Snapshot
-from bascule.writer.position import BEGUN, COMMON, DIVERT, ENDED, Position, position_key
+from bascule.writer.position import BEGUN, COMMON, DEFINED, DIVERT, ENDED, Position, position_key
 
 UNTOLD: Final = "an exclusive divert has taken messages, and the pipelines have not been started with this divert since"
+TO_BEGIN: Final = "the divert was defined at run time, and the pipelines have not begun it yet"
 DISABLED: Final = "the divert is disabled; once enabled, it continues from this offset. To release the journal, remove the divert"
 ALL_DISABLED: Final = "no divert is enabled; once one is enabled, it continues from this offset"
 
@@ -67,9 +68,14 @@ class PipelineHoldsProtocol:
 
     def __init__(
         self, effects: PipelineHoldsEffects, topic: str, partition: int, quota_bytes: int = 0,
-        *, violations: Collection[enum.StrEnum] = frozenset(),
+        *, defined: Callable[[], Mapping[str, tuple[str, int]]] = dict, violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:  # fmt: skip
-        """``topic`` is the journal. ``quota_bytes`` is how much of it a pipeline may keep; 0 means as much as the pipeline needs."""
+        """``topic`` is the journal. ``quota_bytes`` is how much of it a pipeline may keep; 0 means as much as the pipeline needs.
+
+        ``defined`` returns the diverts that are defined at run time, with the ids of their definitions and the offsets from which the
+        journal has their messages.
+        """
+        self._defined = defined
         self._effects = effects
         self._topic, self._partition = topic, partition
         self._quota_bytes = quota_bytes
@@ -80,11 +86,13 @@ class PipelineHoldsProtocol:
     async def found(self, taken: Snapshot) -> list[RetentionHold]:
         """Return the holds of pipelines on the journal before a snapshot. Raises Unavailable."""
         end = taken.next_offset
+        defined = self._defined()  # before the positions: a driver may begin one meanwhile
         stored = await self._effects.stored()
+        positions = self._in_journal(await self._unregistered(stored, end) | dict(stored))
+        needs = [(name, at.offset, await self._reason(name, at, end)) for name, at in positions]
         holds = []
-        for name, position in self._in_journal(await self._unregistered(stored, end) | dict(stored)):
-            reason = await self._reason(name, position, end)
-            hold = RetentionHold.up_to(taken, Keeper.PIPELINE, name, position.offset, reason, self._quota_bytes)
+        for name, offset, reason in [*needs, *self._not_begun(defined, stored)]:
+            hold = RetentionHold.up_to(taken, Keeper.PIPELINE, name, offset, reason, self._quota_bytes)
             if hold.released:
                 self._effects.note_released(hold)
             holds.append(hold)
@@ -99,6 +107,16 @@ class PipelineHoldsProtocol:
                 continue
             if position.topic == self._topic and position.partition == self._partition:
                 yield key.partition("/")[0], position
+
+    def _not_begun(self, defined: Mapping[str, tuple[str, int]], stored: Mapping[str, Position]) -> Iterator[tuple[str, int, str]]:
+        """Yield name, offset and reason of diverts that are defined at run time and that no driver has begun.
+
+        An earlier divert of the name may have a position, too.
+        """
+        for name, (definition, offset) in sorted(defined.items()):
+            begun = stored.get(f"{DEFINED}{DIVERT}{name}")
+            if begun is None or begun.owner != definition:
+                yield f"{DIVERT}{name}", offset, TO_BEGIN
 
     async def _unregistered(self, stored: Mapping[str, Position], end: int) -> dict[str, Position]:
         """Return where the messages begin that exclusive diverts took and no stored position covers, as positions by key."""

@@ -105,3 +105,18 @@ def test_settings_that_cannot_be_read_are_refused(
     assert run(monkeypatch, "ingress", "create", "in", *arguments, "--admin", broker.url) != 0
     assert said in capsys.readouterr().err
     assert broker.asked == []
+
+
+def test_divert_is_created_changed_and_deleted(broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answer, status = {"name": "late", "kind": "divert", "revision": 2}, {**STATUS, "name": "late"}
+    broker.answers |= {"/diverts": (202, answer), "/diverts/late/status": (200, status), "/diverts/late/config": (202, answer)}
+    broker.answers |= {"/diverts/late": (200, {"name": "late", "config": {"from": "a", "to": "b"}, "revision": 1})}
+    given = ("from=news", "selector=dep_delay > 30", "to=late")
+    assert run(monkeypatch, "divert", "create", "late", *given, "--admin", broker.url) == 0
+    config = {"from": "news", "selector": "dep_delay > 30", "to": "late"}
+    assert broker.asked[0] == ("/diverts", {"name": "late", "config": config})
+    assert capsys.readouterr().out == "name late  kind divert  revision 2  state running\n"
+    assert run(monkeypatch, "divert", "change", "late", "--admin", broker.url) == 0, "waits again for the confirmation of the broker"
+    assert ("/diverts/late/config?revision=1", {"from": "a", "to": "b"}) in broker.asked
+    broker.answers |= {"/diverts/late": (202, {"name": "late", "kind": "divert"}), "/diverts": (200, [])}
+    assert run(monkeypatch, "divert", "delete", "late", "--admin", broker.url) == 0

@@ -24,6 +24,7 @@ from tests.scenarios.test_crash_points_pipelines import SHORT as SHORT_PIPELINES
 from tests.scenarios.test_crash_points_xa import NAMES as XA
 from tests.scenarios.test_crash_points_xa import SHORT as SHORT_XA
 from tests.scenarios.test_definition_kills import DEFINING
+from tests.scenarios.test_divert_definition import COVERING, DEFINING_DIVERTS
 from tests.scenarios.test_redrive_kills import REDRIVE
 from tests.scenarios.test_xa_jms_kills import BRANCH_POINTS
 
@@ -47,7 +48,8 @@ def test_crash_point_table_equals_the_points_in_the_source() -> None:
 
 
 def test_tests_kill_a_process_at_every_crash_point_and_at_many_in_every_run() -> None:
-    ended = {*BROKER, *WORKER, *DRIVER, *JOIN, *CONTROL, *DEFINING, *REDRIVE, *LEAVING, *SINK, *XA, *INBOUND, *BRANCH_POINTS}
+    defining = {*DEFINING, *DEFINING_DIVERTS, *COVERING}
+    ended = {*BROKER, *WORKER, *DRIVER, *JOIN, *CONTROL, *defining, *REDRIVE, *LEAVING, *SINK, *XA, *INBOUND, *BRANCH_POINTS}
     assert ended == set(crash.POINTS)
     in_every_run = {*SHORT_BROKER, *SHORT_PIPELINES, *SHORT_XA, *SHORT_INBOUND, *BRANCH_POINTS}
     assert in_every_run <= ended

@@ -17,6 +17,7 @@ from bascule.client import ConnectionFactory, Queue, Topic
 from bascule.client.message import Message
 from bascule.config.defined import REFUSED
 from bascule.config.pipeline import Ingress
+from bascule.core.destination import Routing
 from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
 from bascule.kafka.control import ControlTopics
@@ -247,6 +248,21 @@ def define_ingress(api: Operations) -> None:
     api.ask("DELETE", one, name="stock", status=409)
 
 
+def define_divert(api: Operations, broker: Broker) -> None:
+    one, config = "/diverts/{name}", {"from": "elsewhere", "to": "elsewhere"}
+    assert not broker.node.engine.addresses.route("elsewhere", Routing.MULTICAST).diverted
+    assert api.ask("POST", "/diverts", {"name": "late", "config": config}, status=202)["revision"] == 1
+    assert broker.node.engine.addresses.route("elsewhere", Routing.MULTICAST).diverted
+    api.ask("POST", "/diverts", {"name": "late", "config": config}, status=409)
+    api.ask("POST", "/diverts", {"name": "more", "config": {**config, "from": ""}}, status=400)
+    assert api.ask("PUT", f"{one}/config", {"from": "elsewhere.*"}, query={"revision": 1}, name="late", status=202)["revision"] == 2
+    assert not broker.node.engine.addresses.route("elsewhere", Routing.MULTICAST).diverted
+    found = api.ask("GET", f"{one}/status", name="late")
+    assert 0 < found["covered_from"] <= broker.node.journal_offset
+    api.ask("DELETE", one, name="late", status=202)
+    api.ask("DELETE", one, name="nowhere", status=404)
+
+
 def redrive_letters(api: Operations, bridge: str) -> None:
     names = JournalTopics(PREFIX)
     pipelines = PipelinesSpec(bridge, {"bootstrap.servers": "memory"}, topics=names)
@@ -329,6 +345,7 @@ def use_everything(broker: Broker) -> None:
         end_branches(api)
         control_pipelines(api)
         define_ingress(api)
+        define_divert(api, broker)
         redrive_letters(api, broker.settings.bridge.id)
         use_console(api)
         act_on_queues(api)

@@ -56,7 +56,11 @@ def no_redriving() -> NoReturn:
 #: A token for each role.
 ACCESS = AdminAccess(restricted=True, tokens={role.word: (role.word, role) for role in AdminRole})
 #: Paths that define an ingress, and what they answer without arguments for an ingress of the file.
-DEFINING = {("POST", "/ingresses"): 400, ("PUT", "/ingresses/{name}/config"): 409, ("DELETE", "/ingresses/{name}"): 409}
+DEFINING = {
+    (method, f"{collection}{path}"): code
+    for collection in ("/diverts", "/ingresses")
+    for method, path, code in (("POST", "", 400), ("PUT", "/{name}/config", 409), ("DELETE", "/{name}", 409))
+}
 GUIDE = PAGE.parent / "pipelines.md"
 
 
@@ -109,7 +113,7 @@ def test_pipelines_are_listed_with_what_is_wanted_and_what_the_driver_reports(to
         ]  # fmt: skip
         assert request("GET", "/diverts/orders/status", "view") == (200, {
             "name": "orders", "kind": "divert", "origin": "file", "revision": None, "state": "running", "wanted": "paused",
-            "wanted_by": "ann", "wanted_at_ms": 7, "group": "g", "lag": 6, "records_per_s": 1.5, "restarts": 2,
+            "wanted_by": "ann", "wanted_at_ms": 7, "covered_from": None, "group": "g", "lag": 6, "records_per_s": 1.5, "restarts": 2,
             "error": "an error", "error_at_ms": 4, "partitions": 1, "driver": "host-1",
             "sources": [{"topic": "bascule.journal", "partition": 0, "offset": 3, "end": 9}],
             "reported_at_ms": NOW_MS, "reported_revision": None,
@@ -172,7 +176,7 @@ def test_each_path_needs_its_role_and_the_guide_names_it(topics: ControlTopics) 
     report(topics, divert_orders=REPORT, ingress_orders=REPORT)
     pages = PipelinePages(topics, Settings(), AuditTrail(), lambda: NOW_MS, lambda: PLANNING, no_redriving, PropertyMask)
     paths = [path for path in pages.paths() if not path.path.startswith("/redrive")]
-    assert len(paths) == 21
+    assert len(paths) == 24
 
     def ask(request: Callable[..., tuple[int, Any]]) -> None:
         for path in paths:

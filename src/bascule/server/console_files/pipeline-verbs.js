@@ -57,11 +57,13 @@ export async function movePosition(collection, name, target) {
 }
 
 export async function deletePipeline(collection, name) {
-  const text = "The pipeline stops, and its positions are forgotten. Records that it has not carried stay in their topic.";
+  const text = collection === "diverts"
+    ? "The divert stops, and its position is forgotten. Messages that only this divert wanted and that it has not carried are LOST."
+    : "The pipeline stops, and its positions are forgotten. Records that it has not carried stay in their topic.";
   if (!(await confirmed(`Delete ${name}`, text, "Delete", name))) return;
   await attempt(() => change("DELETE", pathOf(collection, name)), () => `deleted ${name}`);
 }
 
-export async function createIngress(name, config) {
-  await attempt(() => post("ingresses", { name, config }), () => `created ${name}`);
+export async function createPipeline(collection, name, config) {
+  await attempt(() => post(collection, { name, config }), () => `created ${name}`);
 }
