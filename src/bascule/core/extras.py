@@ -24,7 +24,7 @@ MODULES: Final = MappingProxyType(
         "metrics": ("prometheus_client",),
         "broker": (*_CLI, *_KAFKA, "cryptography", "jwt", "prometheus_client", "starlette", "uvicorn", "uvloop", "wsproto"),
         "pipelines": (*_CLI, *_KAFKA, "pandas", "prometheus_client", "pyarrow", "pyspark"),
-        "otel": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"),
+        "otel": ("opentelemetry.sdk.metrics", "opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"),
         "postgres": _POSTGRES,
         "sqlalchemy": (*_POSTGRES, "sqlalchemy"),
         "django": (*_POSTGRES, "django"),
