@@ -13,11 +13,12 @@ from prometheus_client.registry import Collector
 
 from bascule.adapter.inbound import ResourceAdapter
 from bascule.adapter.inbound.metrics import AdapterCollector
+from bascule.broker.send_times import SendTimes
 from bascule.config.settings import Settings
 from bascule.pipelines.metrics import PipelineMetrics
 from bascule.server.stalls import StallWatch
 from bascule.server.status import HELP, BrokerStatus, MemoryStatus
-from bascule.server.status_metrics import StatusCollector
+from bascule.server.status_metrics import SendTimesCollector, StatusCollector
 from bascule.server.tls_watch import TlsWatch
 from bascule.xa.metrics import TransactionCollector
 
@@ -69,7 +70,7 @@ def sections() -> tuple[Section, ...]:
         Section(
             "Broker",
             "A broker serves these metrics at `/metrics` of its [admin port](../guides/operations.md#monitor-metrics).",
-            (StatusCollector(_full_status()), StallWatch(loading=lambda: False), TlsWatch(Settings())),
+            (StatusCollector(_full_status()), StallWatch(loading=lambda: False), SendTimesCollector(SendTimes()), TlsWatch(Settings())),
         ),
         Section(
             "Pipelines",

@@ -32,6 +32,7 @@ from bascule.server.listener import Listener, Take, bind
 from bascule.server.pipelines import PipelinePages, wall_ms
 from bascule.server.reload_pages import ReloadPages
 from bascule.server.stalls import StallWatch
+from bascule.server.status_metrics import SendTimesCollector
 from bascule.server.takeover import Takeover
 from bascule.server.websocket import websocket_server
 
@@ -154,7 +155,7 @@ class BrokerLife(LoopEffects):
         """Return the metrics that are not in the status of the broker."""
         stalls = StallWatch(loading=lambda: self._node.loaded_engine is None)
         stalls.start()
-        return stalls, self._node.tls
+        return stalls, SendTimesCollector(self._node.send_times), self._node.tls
 
     def _admin_server(self, collectors: tuple[Collector, ...]) -> AdminServer:
         admin = self._settings.admin

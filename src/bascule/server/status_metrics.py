@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from bascule.broker.send_times import BOUNDS_S, SendTimes
+from bascule.core.durations import cumulative
 from bascule.server.status import HELP, BrokerStatus, MemoryStatus
 
 #: Metric, its help, and the field of QueueStatus.
@@ -70,6 +72,21 @@ class StatusCollector(Collector):
             for pin in status["pins"]:
                 family.add_metric((pin["keeper"], pin["name"]), pin[field])  # type: ignore[literal-required]
             yield family
+
+
+class SendTimesCollector(Collector):
+    """A collector of the times that senders wait."""
+
+    def __init__(self, times: SendTimes) -> None:
+        self._times = times
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the histogram."""
+        yield HistogramMetricFamily(
+            "bascule_send_acknowledgement_seconds",
+            "Time from taking a persistent message, outside of a transaction, until the broker accepts it: it is then stored in Kafka",
+            buckets=cumulative(BOUNDS_S, self._times.counts), sum_value=self._times.sum_s,
+        )  # fmt: skip
 
 
 def _memory_metrics(memory: MemoryStatus | None) -> Iterator[Metric]:

@@ -33,6 +33,7 @@ async def test_broker_exports_what_its_admin_port_shows(kafka: KafkaInMemory, tm
             url = f"http://127.0.0.1:{broker.node.admin.port}/metrics"
             with await called(urllib.request.urlopen, url) as answer:
                 text = (await called(answer.read)).decode()
+    assert "bascule_send_acknowledgement_seconds_count 2.0" in text
     families = [family for family in text_string_to_metric_families(text) if family.samples]
     shown = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     assert shown <= {metric.name for metric in collector.metrics}
