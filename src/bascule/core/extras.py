@@ -25,6 +25,7 @@ MODULES: Final = MappingProxyType(
         "broker": (*_CLI, *_KAFKA, "cryptography", "jwt", "prometheus_client", "starlette", "uvicorn", "uvloop", "wsproto"),
         "pipelines": (*_CLI, *_KAFKA, "pandas", "prometheus_client", "pyarrow", "pyspark"),
         "otel": ("opentelemetry.sdk.metrics", "opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"),
+        "openlineage": ("openlineage.client",),
         "postgres": _POSTGRES,
         "sqlalchemy": (*_POSTGRES, "sqlalchemy"),
         "django": (*_POSTGRES, "django"),
