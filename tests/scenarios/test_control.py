@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bascule.config.openlineage import OpenLineage
 from bascule.core.errors import BadRecord, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.embedded.kafka import EmbeddedKafka
@@ -15,12 +16,14 @@ from bascule.kafka.compacted import Appender, Stored, TableReader
 from bascule.kafka.control import ControlTopics
 from bascule.kafka.positions import PositionReader
 from bascule.pipelines import control, driver
+from bascule.pipelines.lineage_sender import lineage_of
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import DivertSpec, IngressSpec
 from bascule.writer.control import OffsetMove, OffsetsWish, PipelineReport, PipelineState, RestartWish, UnreadableControl, WantedState, Wish
 from bascule.writer.position import COMMON, Position, PositionTaken, position_key, position_partition
 from tests.scenarios.sparkless import Bridge, Running, without_spark
 from tests.support.crash_points import at_crash_points
+from tests.support.lineage_receiver import LineageReceiver
 from tests.support.system import wait_for
 
 #: Where a driver is killed while a divert is paused or resumed.
@@ -102,6 +105,26 @@ def test_paused_divert_of_a_group_keeps_its_messages_and_the_others_continue(bri
     assert bridge.carried("x") == bridge.carried("y") == bridge.carried("z") == ["1", "2", "3", "4"]
     assert bridge.dead() == []
     assert set(bridge.pins()) == {COMMON, "group:g"}
+
+
+@pytest.mark.on_mock_cluster
+def test_runs_of_pipelines_reach_a_receiver_of_openlineage_events(bridge: Bridge, operator: Operator) -> None:
+    bridge.journal.start_epoch([])
+    with LineageReceiver() as receiver, lineage_of(OpenLineage(url=receiver.url), "demo", "kafka:9092") as lineage:
+        with bridge.running(bridge.divert("x"), bridge.divert("y"), lineage=lineage) as running:
+            running.settle()
+            operator.await_state(running, "divert:x", PipelineState.RUNNING)
+            operator.want("divert:x", PAUSED)
+            operator.follow(running)
+            operator.await_state(running, "divert:x", PipelineState.PAUSED)
+            running.query(COMMON).fail(Unavailable("injected"))
+            wait_for(lambda: running.driver.poll() or "FAIL" in receiver.types("divert.y"), "the failure to be told")
+            operator.await_state(running, "divert:y", PipelineState.RUNNING)
+        wait_for(lambda: receiver.types("divert.y")[-1] == "COMPLETE", "the end of the driver to be told")
+    assert receiver.types("divert.x") == ["START", "COMPLETE"]
+    assert receiver.types("divert.y") == ["START", "FAIL", "START", "COMPLETE"]
+    (output,) = receiver.events[0]["outputs"]
+    assert (output["namespace"], output["name"]) == ("kafka://kafka:9092", bridge.divert("x").target)
 
 
 @pytest.mark.on_mock_cluster

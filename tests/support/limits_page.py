@@ -246,6 +246,7 @@ LIMITS: Final = {
             "ends the oldest one",
         ),
         Limit("threads.metrics_server", "PEER_TIMEOUT_S", "a silence of such a connection", "ends the connection", "s"),
+        Limit("pipelines.lineage_sender", "EVENTS_MAX", "OpenLineage events that wait for the receiver", "drops further ones"),
         Limit("broker.administration", "REASONS_MAX", "reasons in the answer of an action", 'counts the others as "other reasons"'),
     ),
     "Parts of `broker.memory_bytes`": (

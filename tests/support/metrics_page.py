@@ -13,11 +13,12 @@ from prometheus_client.registry import Collector
 
 from bascule.adapter.inbound import ResourceAdapter
 from bascule.adapter.inbound.metrics import AdapterCollector
+from bascule.broker.send_times import SendTimes
 from bascule.config.settings import Settings
 from bascule.pipelines.metrics import PipelineMetrics
-from bascule.server.admin import _StatusCollector
 from bascule.server.stalls import StallWatch
 from bascule.server.status import HELP, BrokerStatus, MemoryStatus
+from bascule.server.status_metrics import SendTimesCollector, StatusCollector
 from bascule.server.tls_watch import TlsWatch
 from bascule.xa.metrics import TransactionCollector
 
@@ -27,7 +28,8 @@ HEAD: Final = """# Metrics
 This page lists each metric that Bascule exports for Prometheus. `python -m tests.support.metrics_page` generates it from the code, and a
 test compares the page with the code. A counter begins at 0 when its process starts, unless its section says otherwise. A histogram has
 the series `NAME_bucket` (label `le`), `NAME_count` and `NAME_sum`. The
-[alert rules and boards](../guides/deploy-kubernetes.md#monitor) use these metrics.
+[alert rules and boards](../guides/deploy-kubernetes.md#monitor) use these metrics. Broker and pipelines can also
+[export them to OpenTelemetry](../guides/tracing.md#export-metrics).
 """
 #: Gauges of the status of a broker; the other names in HELP are counters.
 GAUGES: Final = frozenset({
@@ -68,7 +70,7 @@ def sections() -> tuple[Section, ...]:
         Section(
             "Broker",
             "A broker serves these metrics at `/metrics` of its [admin port](../guides/operations.md#monitor-metrics).",
-            (_StatusCollector(_full_status()), StallWatch(loading=lambda: False), TlsWatch(Settings())),
+            (StatusCollector(_full_status()), StallWatch(loading=lambda: False), SendTimesCollector(SendTimes()), TlsWatch(Settings())),
         ),
         Section(
             "Pipelines",

@@ -20,6 +20,7 @@ from bascule.broker.epoch_effects import EpochEffects, EpochLimits
 from bascule.broker.errors import BrokerFault, JournalUnavailable
 from bascule.broker.following import RECREATED
 from bascule.broker.journaling import Journaling
+from bascule.broker.send_times import SendTimes
 from bascule.broker.states import EPOCH_TRANSITIONS, LIVE, EpochEvent, EpochState
 from bascule.core import crash
 from bascule.core.effects import Severity, Timer, Waiter
@@ -74,6 +75,7 @@ class EpochProtocol:
         *,
         coverage: DivertCoverage | None = None,
         errors: ErrorContainment | None = None,
+        send_times: SendTimes | None = None,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
         """``diverts`` are those of the configuration. ``coverage`` follows those that are defined at run time."""
@@ -84,6 +86,7 @@ class EpochProtocol:
         self._coverage = coverage
         self._violations = violations
         self._errors = errors or ErrorContainment()
+        self._send_times = send_times or SendTimes()
         self.state = EpochState.FOLLOWING
         self.loaded = False
         self.offsets = OffsetMap()
@@ -109,7 +112,14 @@ class EpochProtocol:
     def fresh_engine(self) -> Engine:
         """Return an engine without state, whose decisions go into this epoch."""
         return self._effects.fresh_engine(
-            Journaling(self._append, append_large=self._append, on_work=self._work, errors=self._errors, violations=self._violations)
+            Journaling(
+                self._append,
+                append_large=self._append,
+                on_work=self._work,
+                errors=self._errors,
+                send_times=self._send_times,
+                violations=self._violations,
+            )
         )
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, Final
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.errors import BrokerFault, RecordTooLarge
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.send_times import RESOLUTION_S, SendTimes
 from bascule.broker.turns import Allowance
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.journal.records import (
@@ -54,7 +55,20 @@ class JournalingViolation(enum.StrEnum):
 class Batch:
     """The open record: its entries, and the actions that run once it is stored."""
 
-    __slots__ = ("acks", "actions", "digests", "done", "first_mid", "messages", "parts", "sequence", "size_bytes")
+    __slots__ = (
+        "acks",
+        "actions",
+        "digests",
+        "done",
+        "first_mid",
+        "messages",
+        "parts",
+        "sends",
+        "sends_since_s",
+        "sends_until_s",
+        "sequence",
+        "size_bytes",
+    )
 
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
@@ -66,6 +80,9 @@ class Batch:
         self.actions: list[Action] = []
         self.done = 0  # number of actions that have run
         self.digests: list[bytes] = []
+        self.sends_since_s: list[float] = []  # when messages were decided whose senders wait, and how many at each time
+        self.sends: list[int] = []
+        self.sends_until_s = -1.0  # end of the time that counts as the last one
 
     @property
     def empty(self) -> bool:
@@ -130,10 +147,13 @@ class Journaling:
         append_large: Callable[[bytes, Callable[[], bytes]], None] | None = None,
         on_work: Callable[[bool], None] = lambda _: None,
         errors: ErrorContainment | None = None,
+        send_times: SendTimes | None = None,
         violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:
-        """Create the journaling of one epoch. ``errors`` contains the errors of answers."""
+        """Create the journaling of one epoch. ``errors`` contains the errors of answers, ``send_times`` counts answers to senders."""
         self.errors = errors or ErrorContainment()
+        self._send_times = send_times or SendTimes()
+        self._clock_s = self._send_times.clock_s
         self.record_bytes_max = RECORD_BYTES_MAX  # of a record's value; the journal's topic may accept less
         self._hasty = JournalingViolation.ANSWER_BEFORE_STORED in violations
         self._in_pieces = JournalingViolation.TRANSACTION_IN_SEVERAL_RECORDS in violations
@@ -284,10 +304,17 @@ class Journaling:
             self.errors.run(ErrorKind.ANSWER, action, *arguments)
 
     def then_tell(self, action: Callable[..., None], arguments: tuple[Any, ...], answer: Callable[..., None], token: object) -> None:
-        """Call an action as ``then`` does, and then an answer with one argument as ``tell`` does: once for each message."""
+        """Call an action as ``then`` does, and then its answer to a sender as ``tell`` does: once for each message."""
+        batch, now_s = self.batch, self._clock_s()
+        if now_s < batch.sends_until_s:
+            batch.sends[-1] += 1
+        else:
+            batch.sends_since_s.append(now_s)
+            batch.sends_until_s = now_s + RESOLUTION_S
+            batch.sends.append(1)
         actions = ((action, arguments, False), (answer, (token,), True))
         if self._urgent:
-            self.batch.actions += actions
+            batch.actions += actions
         elif not self._deferred(*actions):
             action(*arguments)
             self.errors.run(ErrorKind.ANSWER, answer, token)
@@ -396,6 +423,8 @@ class Journaling:
                     if not answers:
                         raise
                     self.errors.contain(ErrorKind.ANSWER, error)
+            if batch.sends:
+                self._send_times.answered(batch.sends_since_s, batch.sends)
             self.in_flight_bytes -= batch.size_bytes
             self.confirmed_sequence = batch.sequence
             self._stored.popleft()

@@ -34,6 +34,7 @@ from bascule.config.log import Log
 from bascule.config.metrics import MetricsSection
 from bascule.config.named_roles import unknown_role
 from bascule.config.oidc import Oidc
+from bascule.config.openlineage import OpenLineage
 from bascule.config.passwords import read_password
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
@@ -392,6 +393,7 @@ class Pipelines(MetricsSection):
     dead_letter_topic: AtRestart[TopicName | None] = Field(
         default=None, description="Topic for records that cannot be carried; unset = PREFIX.dead-letter"
     )
+    openlineage: OpenLineage = Field(default=OpenLineage(), description="OpenLineage events: `[pipelines.openlineage]`")
 
 
 class Settings(BaseSettings):

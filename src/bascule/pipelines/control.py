@@ -30,6 +30,7 @@ from bascule.writer.reading import READ_TIMEOUT_S
 from bascule.writer.redrive import RedriveJob
 
 if TYPE_CHECKING:
+    from bascule.pipelines.lineage_sender import PipelineLineage
     from bascule.pipelines.metrics import PipelineMetrics
 
 log = get_log(__name__)
@@ -58,11 +59,11 @@ class DriverControl:
     def __init__(
         self, pipelines: PipelinesSpec, holds: Holds, queries: Mapping[str, Query], positions: DefinedPositions,
         group_of: Callable[[str], str], keys_of: Callable[[str], Sequence[str]], defined: DefinedPipelines,
-        metrics: PipelineMetrics | None = None,
+        metrics: PipelineMetrics | None = None, lineage: PipelineLineage | None = None,
     ) -> None:  # fmt: skip
         """``keys_of`` returns the keys of the positions of a query, and ``group_of`` the pipeline of a divert's group.
 
-        ``defined`` starts what is defined at run time. ``metrics`` show what is reported, too.
+        ``defined`` starts what is defined at run time. ``metrics`` show what is reported, too, and ``lineage`` follows it.
         """
         self._specs: dict[str, DivertSpec | IngressSpec] = {f"{DIVERT}{each.name}": each for each in pipelines.diverts}
         self._specs |= {f"{INGRESS}{each.name}": each for each in pipelines.ingresses}
@@ -95,6 +96,7 @@ class DriverControl:
         self._counted: dict[str, tuple[int, float, str]] = {}
         self._writing: list[Future[int]] = []
         self._metrics = metrics
+        self._lineage = lineage
         self._redrives = RedriveJobs(pipelines)
         self._jobs: Mapping[str, RedriveJob] = {}
 
@@ -146,6 +148,8 @@ class DriverControl:
         self._restarts = self._restart_counts.look(tasks, self._queries)
         if self._metrics is not None:
             self._metrics.redriven(self._redrives.outcomes)
+            if self._lineage is not None:
+                self._metrics.lineage(self._lineage.sender.outcomes)
             self._metrics.show(states, tasks, self._queries, self._restarts)
         moved = {name: self._steering.moved(name) for name in self._specs}
         if ((states, moved) != (self._states, self._moved) or now_s >= self._report_due_s) and all(
@@ -172,7 +176,10 @@ class DriverControl:
 
     def end(self) -> None:
         """Report that the driver has stopped, and free the clients. A driver that was replaced reports nothing."""
-        if self._begun and not any(query.superseded for query in self._queries.values()):
+        replaced = any(query.superseded for query in self._queries.values())
+        if self._lineage is not None:
+            self._lineage.runs.end(replaced=replaced)
+        if self._begun and not replaced:
             with suppress(Unavailable, TimeoutError):
                 for future in self._topics.report({DRIVER_KEY: DriverReport(self._driver, _now_ms(), running=False)}):
                     future.result(LAST_REPORT_S)
@@ -206,6 +213,8 @@ class DriverControl:
         reports = {name: self._report_of(name, positions, ends, now_ms) for name, positions in held.items()}
         if self._metrics is not None:
             self._metrics.measure(reports, stored, ends, self._queries)
+        if self._lineage is not None:
+            self._lineage.runs.follow(reports)
         changed = {name: report for name, report in reports.items() if _lasting(report) != _lasting(self._reported.get(name))}
         self._stale |= self._reported.keys() | changed.keys()
         self._deleted = self._stale - reports.keys() - self._definitions.pipelines

@@ -32,6 +32,7 @@ from bascule.pipelines.failures import crossing_batch, described
 from bascule.pipelines.holds import Holds
 from bascule.pipelines.ingresses import DriverIngresses
 from bascule.pipelines.jobs import Resident, ResidentJob, ResidentTasks, Running, Startable
+from bascule.pipelines.lineage_sender import lineage_of
 from bascule.pipelines.positions import IDLE_TIMEOUT_S
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
 from bascule.pipelines.registry import joined
@@ -48,6 +49,7 @@ from bascule.writer.position import COMMON, DIVERT, EARLIEST, ENDED, INGRESS, Po
 
 if TYPE_CHECKING:
     from bascule.config.settings import Settings
+    from bascule.pipelines.lineage_sender import PipelineLineage
     from bascule.pipelines.metrics import PipelineMetrics
 
 log = get_log(__name__)
@@ -69,7 +71,7 @@ JOIN_PAUSE_S = 30.0
 class Driver:
     """Runs the pipelines until it is stopped: ``start``, then ``poll`` often, then ``stop``, all from one thread."""
 
-    def __init__(self, pipelines: PipelinesSpec, metrics: PipelineMetrics | None = None) -> None:
+    def __init__(self, pipelines: PipelinesSpec, metrics: PipelineMetrics | None = None, lineage: PipelineLineage | None = None) -> None:
         self.pipelines = pipelines
         self.owner = uuid.uuid4().hex
         self.queries: dict[str, Query] = {}
@@ -86,7 +88,7 @@ class Driver:
             self._positions, self._holds, self._ingresses, self._start_defined, self._drop, lambda: self._known.removed
         )
         self._control = DriverControl(
-            pipelines, self._holds, self.queries, self._positions, self._group_of, self._keys_of, self._defined, metrics
+            pipelines, self._holds, self.queries, self._positions, self._group_of, self._keys_of, self._defined, metrics, lineage
         )
         self.held = self._holds.held
         self._join_due_s: dict[str, float] = {}
@@ -446,19 +448,22 @@ def run(
     servers = bootstrap_servers or settings.kafka.bootstrap_servers
     if servers is None:
         raise Unavailable("no Kafka configured; set kafka.bootstrap_servers (`bascule up` sets it for the embedded Kafka)")
-    with metrics_of(settings.pipelines.metrics_port, settings.pipelines.metrics_host) as metrics:
+    own = settings.pipelines
+    with metrics_of(own.metrics_port, own.metrics_host) as metrics, lineage_of(own.openlineage, settings.bridge.id, servers) as lineage:
         run_pipelines(
-            from_settings(settings, servers), on_ready=on_ready, on_standby=on_standby, service_manager=service_manager, metrics=metrics
-        )
+            from_settings(settings, servers), on_ready=on_ready, on_standby=on_standby, service_manager=service_manager,
+            metrics=metrics, lineage=lineage,
+        )  # fmt: skip
 
 
 def run_pipelines(
     pipelines: PipelinesSpec, *, on_ready: Callable[[], None], on_standby: Callable[[], None] = lambda: None,
     service_manager: ServiceManager = NO_SERVICE_MANAGER, metrics: PipelineMetrics | None = None,
+    lineage: PipelineLineage | None = None,
 ) -> None:  # fmt: skip
-    """Do the same as ``run``, for a PipelinesSpec. ``metrics`` are served by the caller."""
+    """Do the same as ``run``, for a PipelinesSpec. The caller serves ``metrics`` and closes ``lineage``."""
     with StopSignals() as stop, DriverTurn(pipelines, stop, on_standby, service_manager) as turn:
-        driver = Driver(pipelines) if metrics is None else Driver(pipelines, metrics)
+        driver = Driver(pipelines, metrics, lineage)
         try:
             with driver.watched():
                 if not driver.start(turn.wait):

@@ -74,6 +74,7 @@ class PipelineMetrics(Collector):
         self._measured = Measured()
         self._lags = LagTimes()
         self._redriven: Mapping[str, int] = {}
+        self._lineage: Mapping[str, int] = {}
 
     def show(
         self, states: Mapping[str, PipelineState], tasks: Mapping[str, str], queries: Mapping[str, Query], restarts: Mapping[str, int]
@@ -90,6 +91,10 @@ class PipelineMetrics(Collector):
     def redriven(self, outcomes: Mapping[str, int]) -> None:
         """Show the number of dead letters of the redrives that this driver has finished, by outcome."""
         self._redriven = dict(outcomes)
+
+    def lineage(self, outcomes: Mapping[str, int]) -> None:
+        """Show the number of OpenLineage events of this driver, by outcome."""
+        self._lineage = dict(outcomes)
 
     def measure(
         self, reports: Mapping[str, PipelineReport], stored: Mapping[str, Position], ends: Mapping[tuple[str, int], int],
@@ -130,6 +135,13 @@ class PipelineMetrics(Collector):
         for outcome, count in self._redriven.items():
             redriven.add_metric((outcome,), count)
         yield redriven
+        lineage = CounterMetricFamily(
+            "bascule_lineage_events", "OpenLineage events of this driver; outcome is sent, failed or dropped (too many waited)",
+            labels=("outcome",),
+        )  # fmt: skip
+        for outcome, count in self._lineage.items():
+            lineage.add_metric((outcome,), count)
+        yield lineage
         yield from _states(self._shown)
         yield from _measures(self._measured, self._shown)
 

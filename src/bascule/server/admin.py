@@ -31,7 +31,6 @@ from typing import Any, NamedTuple, Protocol
 
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -60,7 +59,8 @@ from bascule.server.openapi import DOCUMENT_PATH, ApiDocument
 from bascule.server.pipelines import PipelinePages
 from bascule.server.reload_pages import ReloadPages
 from bascule.server.sending_messages import without_content
-from bascule.server.status import HELP, BrokerRole, BrokerStatus, ConnectionStatus, MemoryStatus, QueueDetail, SubscriptionStatus
+from bascule.server.status import BrokerRole, BrokerStatus, ConnectionStatus, QueueDetail, SubscriptionStatus
+from bascule.server.status_metrics import StatusCollector
 
 #: Prometheus' own text format.
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -115,85 +115,6 @@ class AdministeredBroker(Protocol):
         """Count and log an error that concerns one request only."""
 
 
-#: Metric, its help, and the field of QueueStatus.
-QUEUE_METRICS = (
-    ("bascule_queue_messages", "Messages in the queue", "messages"),
-    ("bascule_queue_bytes", "Size of the messages in the queue", "bytes"),
-    ("bascule_queue_delivering", "Messages delivered to consumers and not settled", "delivering"),
-    ("bascule_queue_delayed", "Messages whose delivery time has not come", "delayed"),
-    ("bascule_queue_consumers", "Consumers of the queue", "consumers"),
-)
-#: Metric, its help, and the field of RetentionHoldStatus.
-PIN_METRICS = (
-    ("bascule_journal_pinned_records", "Records of the journal that a pipeline or another keeper still needs", "records"),
-    ("bascule_journal_pinned_bytes", "Size of the records of the journal that a pipeline or another keeper still needs", "bytes"),
-)
-#: Metric, its help, and the field of UserStatus.
-USER_METRICS = (
-    ("bascule_user_connections", "Connections of a user", "connections"),
-    ("bascule_user_sessions", "Sessions of a user", "sessions"),
-    ("bascule_user_links", "Producers and consumers of a user", "links"),
-    ("bascule_user_transactions", "Open local transactions of a user", "transactions"),
-    ("bascule_user_queues", "Queues and subscriptions that a connected user has created", "queues"),
-    ("bascule_user_durable_subscriptions", "Durable subscriptions that a connected user has created", "durable_subscriptions"),
-)
-
-
-#: Metric, its help, and the field of MemoryStatus.
-MEMORY_METRICS = (
-    ("bascule_memory_limit_bytes", "Memory that the broker may use for its clients", "limit_bytes"),
-    ("bascule_memory_used_bytes", "Memory that the broker uses for its clients", "used_bytes"),
-    ("bascule_spill_bytes", "Size of the spill files", "spill_bytes"),
-    ("bascule_spill_limit_bytes", "Limit on the size of the spill files", "spill_limit_bytes"),
-)
-
-
-class _StatusCollector(Collector):
-    """A collector that turns a status into metrics."""
-
-    def __init__(self, status: BrokerStatus) -> None:
-        self._status = status
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics of the status."""
-        status = self._status
-        yield GaugeMetricFamily("bascule_serving", "1 while the broker serves clients", value=float(status["serving"]))
-        for name, value in status["gauges"].items():
-            yield GaugeMetricFamily(f"bascule_{name}", HELP[name], value=value)
-        for name, value in status["counters"].items():
-            yield CounterMetricFamily(f"bascule_{name}", HELP[name], value=value)
-        yield from _memory_metrics(status["memory"])
-        for metric, text, field in QUEUE_METRICS:
-            family = GaugeMetricFamily(metric, text, labels=("queue", "address"))
-            for queue in status["queues"]:
-                family.add_metric((queue["name"], queue["address"]), queue[field])  # type: ignore[literal-required]
-            yield family
-        for metric, text, field in USER_METRICS:
-            family = GaugeMetricFamily(metric, text, labels=("user",))
-            for user in status["users"]:
-                family.add_metric((user["user"],), user[field])  # type: ignore[literal-required]
-            yield family
-        for metric, text, field in PIN_METRICS:
-            family = GaugeMetricFamily(metric, text, labels=("keeper", "name"))
-            for pin in status["pins"]:
-                family.add_metric((pin["keeper"], pin["name"]), pin[field])  # type: ignore[literal-required]
-            yield family
-
-
-def _memory_metrics(memory: MemoryStatus | None) -> Iterator[Metric]:
-    if memory is None:
-        return
-    family = GaugeMetricFamily("bascule_memory_bytes", "Memory that the broker uses, by part", labels=("part",))
-    for part, used_bytes in memory["parts"].items():
-        family.add_metric((part,), used_bytes)
-    yield family
-    for metric, text, field in MEMORY_METRICS:
-        yield GaugeMetricFamily(metric, text, value=memory[field])  # type: ignore[literal-required]
-    yield GaugeMetricFamily(
-        "bascule_producers_blocked", "1 while producers wait for memory or disk space", value=float(bool(memory["blocked"]))
-    )
-
-
 def _answer(error: BasculeError) -> Response:
     return JSONResponse({"error": str(error)}, error.http_status)
 
@@ -233,7 +154,7 @@ class _Pages:
         """Answer with metrics for Prometheus."""
         async with self._turn:
             registry = CollectorRegistry(auto_describe=False)
-            for collector in (_StatusCollector(await self._broker.status()), *self._collectors):
+            for collector in (StatusCollector(await self._broker.status()), *self._collectors):
                 registry.register(collector)
             text = await beside(partial(generate_latest, registry))
         return Response(text, headers={"content-type": METRICS_TYPE})

@@ -100,6 +100,13 @@ class QueueSums(TypedDict):
     consumers: int
 
 
+class SendSums(TypedDict):
+    """Persistent messages accepted outside of transactions since the process began, and the time that their senders waited."""
+
+    count: int
+    seconds: float
+
+
 class OverviewAnswer(TypedDict):
     """The status without lists, with sums over all queues."""
 
@@ -114,6 +121,7 @@ class OverviewAnswer(TypedDict):
     gauges: dict[str, float]
     counters: dict[str, float]
     sums: QueueSums
+    sends: SendSums
     dead_letters: int
     dead_letter_address: str
     expiry_address: str

@@ -27,6 +27,7 @@ from bascule.broker.loading import Loader
 from bascule.broker.message import Bodies, BodyStore
 from bascule.broker.policy import Policy
 from bascule.broker.retention import OwnersRetention
+from bascule.broker.send_times import SendTimes
 from bascule.core.errors import BasculeError
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
@@ -85,13 +86,13 @@ class Epoch:
 
     ``on_ended(error)`` is called once, when the epoch cannot continue; ``on_confirmed()`` after each round of confirmations;
     ``on_ticked()`` after the due work of a timer, which brings no news from Kafka; ``on_stalled(error)`` when appends are unanswered for
-    too long. ``errors`` contains errors that must not end the epoch.
+    too long. ``errors`` contains errors that must not end the epoch; ``send_times`` counts answers to senders.
     """
 
     def __init__(
         self, place: JournalPlace, policy: Policy, diverts: Diverts, bodies: BodyStore | None, memory_bytes: int,
         *, on_ended: Callable[[BasculeError], None], on_confirmed: Callable[[], None], on_ticked: Callable[[], None],
-        on_stalled: Callable[[BasculeError], None], errors: ErrorContainment,
+        on_stalled: Callable[[BasculeError], None], errors: ErrorContainment, send_times: SendTimes | None = None,
     ) -> None:  # fmt: skip
         self.place = place
         self.housekeeping: Housekeeping | None = None  # from the start on
@@ -100,7 +101,8 @@ class Epoch:
         self._control = CoverageControl(place.kafka, place.topics)
         self._coverage = DivertCoverage(self._control, diverts.names, place.append_timeout_s)
         self.protocol = EpochProtocol(
-            self._effects, place.limits, place.topics.journal, diverts, coverage=self._coverage, errors=errors,
+            self._effects, place.limits, place.topics.journal, diverts,
+            coverage=self._coverage, errors=errors, send_times=send_times,
         )  # fmt: skip
         self.following = Following(place, self.protocol.fresh_engine)
 

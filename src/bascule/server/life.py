@@ -24,6 +24,7 @@ from bascule.server import topics
 from bascule.server.admin import AdminServer
 from bascule.server.admin_logins import admin_access
 from bascule.server.administrator import Administrator
+from bascule.server.broker_metrics import broker_metrics_export
 from bascule.server.descriptors import RESERVED, RESERVED_FOR_ADMIN
 from bascule.server.effects import LoopEffects
 from bascule.server.epoch import Epoch, JournalPlace
@@ -31,10 +32,13 @@ from bascule.server.listener import Listener, Take, bind
 from bascule.server.pipelines import PipelinePages, wall_ms
 from bascule.server.reload_pages import ReloadPages
 from bascule.server.stalls import StallWatch
+from bascule.server.status_metrics import SendTimesCollector
 from bascule.server.takeover import Takeover
 from bascule.server.websocket import websocket_server
 
 if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
     from bascule.config import Settings
     from bascule.server.node import Node
 from bascule.server.pipeline_offsets import OffsetPlanning
@@ -100,8 +104,10 @@ class BrokerLife(LoopEffects):
         await self._loop.run_in_executor(None, self._ensure_topics)
         watch = self._watch = topics.TopicWatch(self._node.kafka, self._settings)
         polls = self._loop.create_task(self._poll_audit(), name="audit")
-        admin = self._node.admin = self._admin_server()
+        collectors = self._collectors()
+        admin = self._node.admin = self._admin_server(collectors)
         admin.start()
+        export = broker_metrics_export(Administrator(self._node), collectors)
         self._admin_port = admin.port
         takeover = self._takeover = self._watch_elected()
         election = self._election = self._stand_for_election()
@@ -113,6 +119,8 @@ class BrokerLife(LoopEffects):
             if takeover is not None:
                 await takeover.close()
             await admin.stop()
+            if export is not None:
+                await self._loop.run_in_executor(None, export.close)
             await self._loop.run_in_executor(None, self._pipelines.close)
             watch.close()
             self._node.close_spill()
@@ -143,25 +151,28 @@ class BrokerLife(LoopEffects):
         for finding in topics.ensure(self._node.kafka, settings.journal_topics, settings.journal, int(settings.broker.max_message_bytes)):
             log.warning("weak topic setting", finding=finding)
 
-    def _admin_server(self) -> AdminServer:
+    def _collectors(self) -> tuple[Collector, ...]:
+        """Return the metrics that are not in the status of the broker."""
+        stalls = StallWatch(loading=lambda: self._node.loaded_engine is None)
+        stalls.start()
+        return stalls, SendTimesCollector(self._node.send_times), self._node.tls
+
+    def _admin_server(self, collectors: tuple[Collector, ...]) -> AdminServer:
         admin = self._settings.admin
         access = admin_access(self._settings, self._node.users, self._node.logins, self._node.audit)
         if not access.restricted:
             log.info("every process of this machine may use the admin server, because neither users nor admin.token are configured")
-        stalls = StallWatch(loading=lambda: self._node.loaded_engine is None)
-        stalls.start()
         pipelines = PipelinePages(
             self._pipelines, self._settings, self._node.audit, wall_ms, self._planning, self._redriving,
             lambda: PropertyMask(self._node.settings.admin.masked_properties),
         )  # fmt: skip
-        tls = self._node.tls
         return AdminServer(
             Administrator(self._node),
             host=admin.host,
             port=admin.port,
             access=access,
-            tls=tls.admin.context,
-            collectors=(stalls, tls),
+            tls=self._node.tls.admin.context,
+            collectors=collectors,
             pipelines=pipelines,
             reload=None if self._node.reload is None else ReloadPages(self._node.reload, self._node.audit),
         )

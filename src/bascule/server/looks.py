@@ -165,7 +165,8 @@ async def overview(node: Node, parameters: Parameters) -> object:
         status["gauges"] = {**status["gauges"], "queues": queues}
     dead_letters = _depth(node.loaded_engine, node.settings.broker.dead_letter_address)
     return {
-        **status, "sums": sums, "dead_letters": dead_letters, "dead_letter_address": node.settings.broker.dead_letter_address,
+        **status, "sums": sums, "sends": {"count": node.send_times.count, "seconds": node.send_times.sum_s},
+        "dead_letters": dead_letters, "dead_letter_address": node.settings.broker.dead_letter_address,
         "expiry_address": node.settings.broker.expiry_address, "time_ms": time.time_ns() // 1_000_000,
     }  # fmt: skip
 

@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import gc
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ from bascule.broker.node import STANDING_BY
 from bascule.broker.policy_change import change_policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.retention import RetentionHold
+from bascule.broker.send_times import SendTimes
 from bascule.broker.states import NodeState
 from bascule.config import Settings
 from bascule.config.settings import Broker as BrokerSettings
@@ -122,6 +124,7 @@ class Node:
         self.garbage = GarbageCollection()
         self.peer_caches = PeerCaches(lambda: self.loaded_engine, self._clients_gone)
         self._earlier = Counters()  # of ended epochs
+        self.send_times = SendTimes(time.monotonic)
         self.tail: IngressTail | None = None
 
     def _prepare_connections(self) -> None:
@@ -287,7 +290,7 @@ class Node:
         self._epoch = Epoch(
             place, self._policy, self._diverts, self.spill, int(self.settings.broker.memory_bytes),
             on_ended=on_ended, on_confirmed=self._confirmed, on_ticked=self._ticked, on_stalled=on_stalled,
-            errors=self.errors,
+            errors=self.errors, send_times=self.send_times,
         )  # fmt: skip
         return self._epoch
 

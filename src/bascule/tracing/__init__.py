@@ -1,1 +1,1 @@
-"""Spans of OpenTelemetry for messages that carry a trace context. Needs the extra ``otel`` once it is switched on."""
+"""Spans and metrics of OpenTelemetry, switched on by its environment variables. Needs the extra ``otel`` once they are on."""

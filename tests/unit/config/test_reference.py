@@ -17,6 +17,7 @@ from bascule.config.address import Address, AddressSettings, QueueDefinition, To
 from bascule.config.fields import Section
 from bascule.config.limit import Limit
 from bascule.config.oidc import Oidc
+from bascule.config.openlineage import OpenLineage
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress
 from bascule.config.reload_effect import ReloadEffect
@@ -31,6 +32,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "broker.oidc": Oidc,
     "broker.websocket": WebSocketListener,
     "admin.tls": Tls,
+    "pipelines.openlineage": OpenLineage,
     "[address]": Address,
     "[permission]": PermissionRule,
     "[limit]": Limit,

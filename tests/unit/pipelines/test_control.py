@@ -21,6 +21,7 @@ from tests.scenarios.test_control import (  # noqa: F401
     test_report_that_a_replaced_driver_overwrites_is_written_again,
     test_reports_of_removed_pipelines_are_deleted_and_disabled_ones_say_so,
     test_restart_starts_the_task_again_also_after_an_error_that_is_not_retried,
+    test_runs_of_pipelines_reach_a_receiver_of_openlineage_events,
     test_task_that_survives_the_pause_of_its_divert_carries_nothing_more,
     test_wishes_are_read_behind_a_barrier_again_after_kafka_did_not_answer,
     topics,

@@ -28,7 +28,7 @@ import contextlib, os, signal, threading
 from bascule.pipelines import driver
 class Fake:
     queries, held, all_tried = {}, set(), True
-    def __init__(self, _):
+    def __init__(self, *_):
         self.polled = threading.Event()
     watched = contextlib.nullcontext
     def start(self, turn):
@@ -51,7 +51,7 @@ def stopped_by(
     """Return the error with which a driver stops if its queries stopped for ``reasons``, or None if it still runs after ``polls`` polls."""
 
     class Fake:
-        def __init__(self, _pipelines: PipelinesSpec) -> None:
+        def __init__(self, *_: object) -> None:
             self.left = polls
             self.held, self.all_tried = set(held_by_admin), all_tried
             self.queries = {str(n): Query(str(n), lambda: None, Path(), failure=reason) for n, reason in enumerate(reasons)}

@@ -13,6 +13,7 @@ from bascule.broker.administration import InUse
 from bascule.broker.counters import Counters
 from bascule.broker.errors import UnknownAddress, UnknownBranch
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.send_times import SendTimes
 from bascule.config import Settings
 from bascule.core.build import build
 from bascule.core.destination import Routing
@@ -44,6 +45,7 @@ class Node(Served):
         self.watches_elected = False
         self.role = BrokerRole.ACTIVE
         self.refused_connections = 0
+        self.send_times = SendTimes()
         self.uncaught = UncaughtErrorHandler()
         self.spill: Any = None
 

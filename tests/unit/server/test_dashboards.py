@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bascule.config import Settings
-from bascule.server.admin import _StatusCollector
 from bascule.server.status import UserStatus
+from bascule.server.status_metrics import StatusCollector
 from bascule.server.tls_watch import TlsWatch
 from tests.support.certificates import Authority
 from tests.support.kafka_in_memory import KafkaInMemory
@@ -69,7 +69,7 @@ def labels_of_full_status() -> dict[str, set[str]]:
     broker, registry = StatusOnly(), CollectorRegistry(auto_describe=False)
     user = UserStatus(user="ann", connections=1, sessions=1, links=1, transactions=0, queues=0, durable_subscriptions=0)
     broker.now |= {"users": [user]}
-    registry.register(_StatusCollector(broker.now))
+    registry.register(StatusCollector(broker.now))
     return exported(generate_latest(registry).decode())
 
 

@@ -106,6 +106,7 @@ async def test_overview_has_sums_in_place_of_lists() -> None:
     found = await look(node, "overview")
     assert found["sums"] | {"bytes": 0} == {"messages": 5, "bytes": 0, "delivering": 0, "delayed": 0, "consumers": 0}
     assert (found["dead_letters"], found["gauges"]["queues"]) == (2, 3)
+    assert found["sends"]["count"] == node.send_times.count
     assert not {"queues", "branches", "users"} & found.keys()
 
 

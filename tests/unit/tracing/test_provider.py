@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from bascule.core.errors import InvalidInput
-from bascule.tracing.provider import exporters_of, tracing_of
+from bascule.tracing.environment import METRICS, TRACES, exporters_of, resource_of
+from bascule.tracing.provider import tracing_of
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 
@@ -25,7 +27,23 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     ],
 )
 def test_environment_names_the_exporters(environment: dict[str, str], expected: tuple[str, ...]) -> None:
-    assert exporters_of(environment) == expected
+    assert exporters_of(environment, TRACES) == expected
+
+
+def test_each_signal_has_variables_of_its_own() -> None:
+    environment = {**ENDPOINT, "OTEL_TRACES_EXPORTER": "none"}
+    assert (exporters_of(environment, TRACES), exporters_of(environment, METRICS)) == ((), ("otlp",))
+    environment = {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://127.0.0.1:9/v1/metrics"}
+    assert (exporters_of(environment, TRACES), exporters_of(environment, METRICS)) == ((), ("otlp",))
+
+
+def test_service_of_the_environment_precedes_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    attributes = resource_of({}, "bascule-broker").attributes
+    assert attributes["service.name"] == "bascule-broker"
+    assert attributes["service.instance.id"], "a collector keeps the metrics of two brokers apart by it"
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=shop,service.instance.id=a")
+    attributes = resource_of(os.environ, "bascule-broker").attributes
+    assert (attributes["service.name"], attributes["service.instance.id"]) == ("shop", "a")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +63,8 @@ def test_broker_and_pipelines_load_nothing_of_opentelemetry_while_tracing_is_off
     program = (
         "import sys, bascule.server.node, bascule.pipelines.tasks, bascule.tracing.provider as provider\n"
         "assert provider.process_tracing('bascule-broker') is None\n"
+        "import bascule.tracing.metrics as metrics\n"
+        "assert metrics.process_metrics_export('bascule-broker', list, since_ns=0) is None\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     environment = {"PYTHONPATH": ":".join(filter(None, sys.path)), "PATH": "/usr/bin:/bin"}

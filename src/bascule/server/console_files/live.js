@@ -45,7 +45,9 @@ function take(now, answerMs) {
   const rates = Object.fromEntries(Object.entries(RATES).map(([name, counter]) => [
     name, seconds > 0 && !restarted ? (now.counters[counter] - before.counters[counter]) / seconds : null,
   ]));
-  live.points.push({ ms: now.time_ms, rates, answerMs, sums: now.sums, memory: now.memory, inFlight: now.gauges.journal_in_flight_bytes ?? 0 });
+  const sends = before === null ? 0 : now.sends.count - before.sends.count;
+  const sendMs = sends > 0 ? ((now.sends.seconds - before.sends.seconds) * 1000) / sends : null;
+  live.points.push({ ms: now.time_ms, rates, answerMs, sendMs, sums: now.sums, memory: now.memory, inFlight: now.gauges.journal_in_flight_bytes ?? 0 });
   if (live.points.length > HISTORY) live.points.shift();
   live.now = before = now;
 }

@@ -1,10 +1,10 @@
-// Rates, depth, memory and answer time of the broker, live.
+// Rates, depth, latency, memory and answer time of the broker, live.
 
 import { chart } from "./chart.js";
 import { bytes, facts, h, link, number } from "./dom.js";
 import { follow, live } from "./live.js";
 
-const milliseconds = (value) => `${number(Math.round(value))} ms`;
+const milliseconds = (value) => `${number(Math.round(value * 10) / 10)} ms`;
 const perSecond = (value) => `${number(Math.round(value * 10) / 10)}/s`;
 
 function tile(title, value, page, parameters) {
@@ -25,6 +25,7 @@ function drawn() {
     h("div", { class: "charts" },
       chart("Messages a second", ["in", "out", "acknowledged"], points.map((p) => [p.ms, p.rates.in, p.rates.out, p.rates.acknowledged]), perSecond),
       chart("Depth", ["waiting", "in delivery", "delayed"], points.map((p) => [p.ms, p.sums.messages, p.sums.delivering, p.sums.delayed]), number),
+      chart("Latency: a persistent message until it is accepted", ["mean"], points.map((p) => [p.ms, p.sendMs]), milliseconds),
       chart("Memory", ["used"], points.map((p) => [p.ms, p.memory ? p.memory.used_bytes : null]), bytes),
       chart("Answer time of the admin server", ["answer"], points.map((p) => [p.ms, p.answerMs]), milliseconds),
       chart("On the way to the journal", ["bytes"], points.map((p) => [p.ms, p.inFlight]), bytes),
