@@ -16,7 +16,7 @@ from typer.models import CommandInfo, TyperInfo
 class CommandGroup(TyperGroup):
     """A group that knows the names of its commands before they are built."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the names in the order of the registration."""
         return list(self.commands)
 
