@@ -114,7 +114,11 @@ def texts_by_class() -> Mapping[str, Texts]:
                 _add(found, getattr(node.func, "id", getattr(node.func, "attr", "")), node)
             elif isinstance(node, ast.ClassDef):
                 for call in ast.walk(node):
-                    if isinstance(call, ast.Call) and ast.unparse(call.func) == "super().__init__":
+                    if (
+                        isinstance(call, ast.Call)
+                        and getattr(call.func, "attr", "") == "__init__"
+                        and ast.unparse(call.func) == "super().__init__"
+                    ):
                         _add(found, node.name, call)
     return found
 
