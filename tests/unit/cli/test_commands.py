@@ -66,7 +66,7 @@ def test_commands_built_on_demand_are_those_of_the_whole_tree() -> None:
 
 def test_command_builds_no_other_commands() -> None:
     """All commands of the tree take longer than most commands run."""
-    tree = command_tree(app)
+    tree: Any = command_tree(app)
     with pytest.raises(SystemExit):
         tree(["queue", "list", "--help"])
     assert tree.commands.built() == {"queue"}

@@ -38,7 +38,7 @@ def named_in_source() -> Iterator[str]:
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "crash.point":
                 name = node.args[0]
                 assert isinstance(name, ast.Constant), f"{path}: {ast.unparse(node)}"
-                yield name.value
+                yield str(name.value)
 
 
 def test_crash_point_table_equals_the_points_in_the_source() -> None:
