@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -60,10 +60,9 @@ def command_tree(app: typer.Typer) -> CommandGroup:
     root = _without_commands(app)
     root.info = copy.copy(app.info)
     root.info.cls = CommandGroup
-    group = get_command(root)
-    assert isinstance(group, CommandGroup)
+    group: Any = get_command(root)
     group.commands = _commands(app, app)
-    return group
+    return cast(CommandGroup, group)
 
 
 def _without_commands(app: typer.Typer) -> typer.Typer:
@@ -75,11 +74,10 @@ def _without_commands(app: typer.Typer) -> typer.Typer:
 def _commands(app: typer.Typer, root: typer.Typer) -> CommandsOnDemand:
     builders: dict[str, Callable[[], Any]] = {}
     for command in app.registered_commands:
-        assert command.callback is not None
-        builders[command.name or get_command_name(command.callback.__name__)] = partial(_command, command, root)
+        callback: Any = command.callback
+        builders[command.name or get_command_name(callback.__name__)] = partial(_command, command, root)
     for group in app.registered_groups:
-        assert isinstance(group.name, str), "each group is registered with its name"
-        builders[group.name] = partial(_group, group, root)
+        builders[str(group.name)] = partial(_group, group, root)
     return CommandsOnDemand(builders)
 
 
@@ -91,8 +89,7 @@ def _command(info: CommandInfo, root: typer.Typer) -> Any:
 
 
 def _group(info: TyperInfo, root: typer.Typer) -> Any:
-    app = info.typer_instance
-    assert app is not None
+    app: Any = info.typer_instance
     named = copy.copy(info)
     named.typer_instance = _without_commands(app)
     named.cls = CommandGroup
