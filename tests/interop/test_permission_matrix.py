@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +17,7 @@ from bascule.client import Context, Queue, Topic, connect
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import Permission
 from bascule.embedded.kafka import EmbeddedKafka
-from tests.interop.conftest import Connect
-from tests.support.qpid import JmsError, Session
+from tests.support.qpid import Connection, JmsError, QpidPeer, Session
 from tests.support.system import System
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "permissions.md"
@@ -167,6 +166,9 @@ def cells() -> Iterator[tuple[Operation, bool]]:
             yield operation, False
 
 
+CELLS = pytest.mark.parametrize(("operation", "exists"), list(cells()), ids=lambda each: getattr(each, "name", "exists" if each else "new"))
+
+
 def expected(operation: Operation, exists: bool) -> set[str]:
     """Return the users that are refused."""
     needs = operation.needs if exists else operation.needs | (operation.new or set())
@@ -179,52 +181,65 @@ def guarded(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> I
         yield running
 
 
-def there(guarded: System, kept: list[Any], name: str) -> None:
+@pytest.fixture(scope="module")
+def java_connections(guarded: System, qpid_peer: QpidPeer) -> Iterator[dict[str, Connection]]:
+    """A connection of the Java client for each user: to log in takes longer than an operation."""
+    with ExitStack() as opened:
+        yield {
+            user: opened.enter_context(closing(qpid_peer.connect(guarded.url, user=user, password=user, client_id=f"java.{user}")))
+            for user in USERS
+        }
+
+
+@pytest.fixture(scope="module")
+def contexts(guarded: System) -> Iterator[dict[str, Context]]:
+    """A connection of the Python client for each user."""
+    with ExitStack() as opened:
+        yield {
+            user: opened.enter_context(closing(connect(guarded.url, user=user, password=user, client_id=f"python.{user}")))
+            for user in USERS
+        }
+
+
+@contextmanager
+def there(context: Context, name: str) -> Iterator[None]:
     """Make a queue and a topic."""
-    connection = connect(guarded.url, user=ALL, password=ALL)
-    kept.append(connection)
-    connection.send(Queue(name), "x")
-    connection.consumer(Topic(name))
+    context.send(Queue(name), "x")
+    with closing(context.consumer(Topic(name))):
+        yield
 
 
-@pytest.mark.parametrize(("operation", "exists"), list(cells()), ids=lambda each: getattr(each, "name", "exists" if each else "new"))
+@CELLS
 def test_java_client_may_do_what_the_table_says_and_nothing_else(
-    guarded: System, connect_to: Connect, operation: Operation, exists: bool
+    java_connections: dict[str, Connection], contexts: dict[str, Context], operation: Operation, exists: bool
 ) -> None:
-    kept: list[Any] = []
     refused: dict[str, str] = {}
-    for user in USERS:
+    for user, connection in java_connections.items():
         name = f"java.{re.sub(r'[^a-z]', '-', operation.name)}.{user}.{exists}"
-        if exists and operation.new is not None:
-            there(guarded, kept, name)
-        connection = connect_to(guarded.url, user=user, password=user, client_id=name)
-        try:
-            operation.java(connection.session(), name)
-        except JmsError as error:
-            refused[user] = f"{error.name}: {error}"
-        finally:
-            connection.close()
-    for connection in kept:
-        connection.close()
+        with (
+            there(contexts[ALL], name) if exists and operation.new is not None else nullcontext(),
+            closing(connection.session()) as session,
+        ):
+            try:
+                operation.java(session, name)
+            except JmsError as error:
+                refused[user] = f"{error.name}: {error}"
     assert set(refused) == expected(operation, exists)
     assert [error for error in refused.values() if "JMSSecurity" not in error or "has no permission" not in error] == []
 
 
-@pytest.mark.parametrize(("operation", "exists"), list(cells()), ids=lambda each: getattr(each, "name", "exists" if each else "new"))
-def test_python_client_may_do_what_the_table_says_and_nothing_else(guarded: System, operation: Operation, exists: bool) -> None:
-    kept: list[Any] = []
+@CELLS
+def test_python_client_may_do_what_the_table_says_and_nothing_else(
+    contexts: dict[str, Context], operation: Operation, exists: bool
+) -> None:
     refused: dict[str, str] = {}
-    for user in USERS:
+    for user, context in contexts.items():
         name = f"python.{re.sub(r'[^a-z]', '-', operation.name)}.{user}.{exists}"
-        if exists and operation.new is not None:
-            there(guarded, kept, name)
-        with closing(connect(guarded.url, user=user, password=user, client_id=name)) as context:
+        with there(contexts[ALL], name) if exists and operation.new is not None else nullcontext():
             try:
                 operation.python(context, name)
             except BasculeError as error:
                 refused[user] = str(error)
-    for connection in kept:
-        connection.close()
     assert set(refused) == expected(operation, exists)
     assert [error for error in refused.values() if "has no permission" not in error] == []
 

@@ -93,10 +93,15 @@ def can_raise(name: str, example: str) -> bool:
     known, raised = public_errors(), texts_by_class()
     below = [each for each, kind in known.items() if issubclass(kind, known[name])]
     own = [raised[each] for each in below if each in raised]
-    patterns = [pattern for texts in own for pattern in texts.patterns]
-    if not own or any(texts.open for texts in own):
-        patterns += all_texts()
-    return any(re.fullmatch(_PREFIX + pattern, example, re.DOTALL) for pattern in patterns)
+    if any(_compiled(pattern).fullmatch(example) for texts in own for pattern in texts.patterns):
+        return True
+    return (not own or any(texts.open for texts in own)) and any(_compiled(pattern).fullmatch(example) for pattern in all_texts())
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Return the pattern of a whole text. The cache of ``re`` is too small for all texts of the product."""
+    return re.compile(_PREFIX + pattern, re.DOTALL)
 
 
 @cache
@@ -109,7 +114,11 @@ def texts_by_class() -> Mapping[str, Texts]:
                 _add(found, getattr(node.func, "id", getattr(node.func, "attr", "")), node)
             elif isinstance(node, ast.ClassDef):
                 for call in ast.walk(node):
-                    if isinstance(call, ast.Call) and ast.unparse(call.func) == "super().__init__":
+                    if (
+                        isinstance(call, ast.Call)
+                        and getattr(call.func, "attr", "") == "__init__"
+                        and ast.unparse(call.func) == "super().__init__"
+                    ):
                         _add(found, node.name, call)
     return found
 

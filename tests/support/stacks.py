@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import re
 import signal
@@ -108,6 +109,49 @@ def _status(pid: int, name: str) -> str:
     return found[1]
 
 
+class Alarms:
+    """Calls of functions at later times, which are seldom reached.
+
+    All alarms share one thread, which sleeps on when an alarm is taken back. Two threads for each of many thousand tests would take longer
+    than most tests, since the start of a thread waits for the processor.
+    """
+
+    def __init__(self) -> None:
+        self._set: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._changed = threading.Condition()
+        self._wakes_at = math.inf
+        self._running = False
+
+    def set(self, delay_s: float, call: Callable[[], None]) -> object:
+        """Call a function in a thread of its own, after a delay. Returns the alarm."""
+        alarm, at = object(), time.monotonic() + delay_s
+        with self._changed:
+            self._set[alarm] = at, call
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._ring, name="alarms", daemon=True).start()
+            elif at < self._wakes_at:
+                self._changed.notify()
+        return alarm
+
+    def take_back(self, alarm: object) -> None:
+        """Forget an alarm, unless its time has come."""
+        with self._changed:
+            self._set.pop(alarm, None)
+
+    def _ring(self) -> None:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                for alarm in [alarm for alarm, (at, _) in self._set.items() if at <= now]:
+                    threading.Thread(target=self._set.pop(alarm)[1], daemon=True).start()
+                self._wakes_at = min((at for at, _ in self._set.values()), default=math.inf)
+                self._changed.wait(None if self._wakes_at == math.inf else self._wakes_at - now)
+
+
+ALARMS = Alarms()
+
+
 class Watchdog:
     """A watchdog for one test.
 
@@ -119,32 +163,34 @@ class Watchdog:
         self._stacks = ""
         self._processes = processes
         self._say = say
-        self._taking = threading.Event()
-        early_s = min(GRACE_S, limit_s / 2)
-        self._timers = [threading.Timer(limit_s - early_s, self._take), threading.Timer(limit_s + GRACE_S, self._end)]
+        self._limit_s = limit_s
+        self._taking, self._taken = threading.Event(), threading.Event()
+        self._alarms: list[object] = []
 
     def __enter__(self) -> Self:
-        """Start the timers."""
-        for timer in self._timers:
-            timer.daemon = True
-            timer.start()
+        """Set the alarms."""
+        early_s = min(GRACE_S, self._limit_s / 2)
+        self._alarms = [ALARMS.set(self._limit_s - early_s, self._take), ALARMS.set(self._limit_s + GRACE_S, self._end)]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Cancel the timers, because the test has ended."""
-        for timer in self._timers:
-            timer.cancel()
+        """Take the alarms back, because the test has ended."""
+        for alarm in self._alarms:
+            ALARMS.take_back(alarm)
 
     @property
     def stacks(self) -> str:
         """Return the collected stacks, "" if the test ended in time. Waits for a collection that is running."""
         if self._taking.is_set():
-            self._timers[0].join(JSTACK_TIMEOUT_S)
+            self._taken.wait(JSTACK_TIMEOUT_S)
         return self._stacks
 
     def _take(self) -> None:
         self._taking.set()
-        self._stacks = of_processes(self._processes())
+        try:
+            self._stacks = of_processes(self._processes())
+        finally:
+            self._taken.set()
 
     def _end(self) -> None:
         self._say(f"the test does not end after its timeout; stacks of the run:\n{self._stacks}\n")

@@ -110,7 +110,12 @@ def _at_once(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def promises_no_kafka(path: Path) -> bool:
-    return package_of(path) in ENGINES or PROMISE in (ast.get_docstring(ast.parse(path.read_bytes())) or "")
+    return package_of(path) in ENGINES or _has_promise(path)
+
+
+def _has_promise(path: Path) -> bool:
+    source = path.read_text()
+    return PROMISE in source and PROMISE in (ast.get_docstring(ast.parse(source)) or "")
 
 
 def package_of(path: Path) -> str:
@@ -207,7 +212,10 @@ def test_every_package_is_in_the_layer_order() -> None:
 
 @pytest.mark.parametrize("path", [path for path in MODULES if package_of(path) != THREADS], ids=named)
 def test_only_one_package_starts_threads(path: Path) -> None:
-    calls = [node.func for node in ast.walk(ast.parse(path.read_bytes(), str(path))) if isinstance(node, ast.Call)]
+    source = path.read_text()
+    if not any(name in source for name in ("Thread", "Timer")):
+        return
+    calls = [node.func for node in ast.walk(ast.parse(source, str(path))) if isinstance(node, ast.Call)]
     names = {call.attr if isinstance(call, ast.Attribute) else call.id for call in calls if isinstance(call, ast.Attribute | ast.Name)}
     assert not names & {"Thread", "Timer"}
 
@@ -219,7 +227,8 @@ def test_only_one_module_creates_kafka_clients(path: Path) -> None:
 
 
 def makes_clients(path: Path) -> set[str]:
-    tree = ast.parse(path.read_bytes(), str(path))
+    source = path.read_text()
+    tree = ast.parse(source if "confluent_kafka" in source else "", str(path))
     imported = {
         alias.name
         for node in ast.walk(tree)

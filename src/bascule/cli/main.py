@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import sys
 from typing import Annotated, Final
@@ -33,6 +34,7 @@ from bascule.cli import (
     xa,
 )
 from bascule.cli.output import fail, line
+from bascule.cli.tree import CommandGroup, command_tree
 from bascule.core.build import build
 from bascule.core.errors import BasculeError
 from bascule.core.log import LogSettings, configure
@@ -93,6 +95,12 @@ def _root(
     pass
 
 
+@functools.cache
+def root_command() -> CommandGroup:
+    """Return the command ``bascule``."""
+    return command_tree(app)
+
+
 def main() -> None:
     """Run a command. An expected error prints one message on standard error and sets the exit code, without a traceback.
 
@@ -101,7 +109,7 @@ def main() -> None:
     show_stacks_on_signal()
     configure(LogSettings(level="warning"))  # until a command has read its settings
     try:
-        app(prog_name="bascule")  # the name in the scripts for completion, also for `python -m bascule`
+        root_command()(prog_name="bascule")  # the name in the scripts for completion, also for `python -m bascule`
     except BasculeError as error:
         fail(str(error))
         sys.exit(error.exit_code)

@@ -19,6 +19,7 @@ from typer.core import TyperOption
 from bascule.amqp.verifiers import Verifier
 from bascule.cli.login import credentials
 from bascule.cli.main import app
+from bascule.cli.tree import command_tree
 from bascule.config import Settings, users_file
 from bascule.core.errors import InvalidInput
 from bascule.core.log import LogSettings, configured
@@ -36,11 +37,40 @@ def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
+def plain(text: str) -> str:
+    return "".join(text.replace("`", "").replace("│", "").split())
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_each_command_shows_an_example(command: str, bascule: Bascule) -> None:
+def test_help_of_each_command_shows_an_example_and_each_text_with_its_brackets(command: str, bascule: Bascule) -> None:
     done = bascule(*command.split(), "--help")
     assert done.returncode == 0
     assert f"bascule {command}" in done.stdout.partition("Example:")[2]
+    shown, described = plain(done.stdout), COMMANDS[command]
+    texts = [described.help, described.epilog, *(parameter.help for parameter in described.params)]
+    assert [text for text in texts if not text or plain(text) not in shown] == []
+
+
+def seen(command: Any) -> dict[str, Any]:
+    """What a user sees of a command or a group, except the commands of the group."""
+    fields = {name: value for name, value in vars(command).items() if name not in {"commands", "callback", "params"}}
+    of_parameters = ("name", "opts", "secondary_opts", "help", "default", "required", "multiple", "metavar", "hidden", "is_eager")
+    return fields | {"parameters": [{name: getattr(each, name, None) for name in of_parameters} for each in command.params]}
+
+
+def test_commands_built_on_demand_are_those_of_the_whole_tree() -> None:
+    whole, on_demand = typer.main.get_command(app), command_tree(app)
+    assert seen(on_demand) == seen(whole)
+    assert [(name, seen(command)) for name, command in commands(on_demand)] == [(name, seen(command)) for name, command in commands(whole)]
+
+
+def test_command_builds_no_other_commands() -> None:
+    """All commands of the tree take longer than most commands run."""
+    tree: Any = command_tree(app)
+    with pytest.raises(SystemExit):
+        tree(["queue", "list", "--help"])
+    assert tree.commands.built() == {"queue"}
+    assert tree.commands["queue"].commands.built() == {"list"}
 
 
 def test_defaults_in_the_help_of_options_are_those_of_the_settings() -> None:
@@ -210,17 +240,6 @@ def test_reference_page_names_every_option_of_every_command() -> None:
         assert f"bascule {name}" in page
         missing = [option for parameter in command.params for option in parameter.opts if option.startswith("-") and option not in page]
         assert set(missing) <= common, f"bascule {name}"
-
-
-def test_help_shows_the_text_of_each_command_and_option_with_its_brackets(bascule: Bascule) -> None:
-    def plain(text: str) -> str:
-        return "".join(text.replace("`", "").split())
-
-    assert COMMANDS
-    for name, command in COMMANDS.items():
-        shown = plain(bascule(*name.split(), "--help").stdout.replace("│", ""))
-        texts = [command.help, command.epilog, *(parameter.help for parameter in command.params)]
-        assert [text for text in texts if not text or plain(text) not in shown] == [], f"bascule {name}"
 
 
 def test_user_can_explains_which_rule_allows_or_denies(tmp_path: Path, bascule: Bascule) -> None:

@@ -16,7 +16,7 @@ from bascule.core.signals import StopSignals
 PROGRAM = """
 import os, signal, threading
 from bascule.core.signals import StopSignals
-for _ in range(1000):
+for _ in range(300):
     running = threading.Event()
     threading.Thread(target=lambda: (running.wait(), os.kill(os.getpid(), signal.SIGTERM))).start()
     with StopSignals() as stop:
