@@ -32,6 +32,7 @@ from bascule.embedded.jars import classpath
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.threads.stacks import STACKS_VARIABLE, show_stacks_on_signal
+from tests.support import preloaded
 from tests.support.qpid import Connection, JmsError, QpidPeer
 from tests.support.speed import SLOWNESS
 from tests.support.stacks import Watchdog
@@ -247,6 +248,7 @@ def _no_process_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterato
     os.environ.setdefault("JDK_JAVA_OPTIONS", JVM_OPTIONS)
     os.environ["BASCULE_CONTEXT"] = ""  # commands of the tests do not talk to a broker of the user
     yield
+    preloaded.stop()
     deadline = time.monotonic() + LEAVE_TIMEOUT_S
     while (left := _processes_of_run(run)) and time.monotonic() < deadline:
         time.sleep(0.05)
