@@ -34,7 +34,10 @@ from tests.support.speed import SLOWNESS
 BROKER_START_S = 60.0 * SLOWNESS
 PIPELINES_START_S = 240.0 * SLOWNESS
 WAIT_S = 60.0
+#: Interval between two checks of a condition: short at first, and then this share of the time that has passed, up to a maximum.
 POLL_S = 0.02
+POLL_SHARE = 0.05
+POLL_MAX_S = 0.1
 BROKER = "broker"
 #: Timeout of the admin server, also on a loaded machine.
 ANSWER_S = 30.0 * SLOWNESS
@@ -61,16 +64,17 @@ def wait_for(condition: Callable[[], Any], what: str | Callable[[], str], timeou
     A function ``what`` is called at the end and says what there is by then. ``timeout_s`` is for a machine of the usual speed.
     """
     timeout_s *= SLOWNESS
-    deadline = time.monotonic() + timeout_s
+    begun_s = time.monotonic()
     while True:
         try:
             if found := condition():
                 return found
         except OSError:
             pass  # the server is being started
-        if time.monotonic() > deadline:
+        passed_s = time.monotonic() - begun_s
+        if passed_s > timeout_s:
             raise Late(f"waited {timeout_s:g} s for {what if isinstance(what, str) else what()}")
-        time.sleep(POLL_S)
+        time.sleep(min(max(POLL_S, POLL_SHARE * passed_s), POLL_MAX_S))
 
 
 def failover(url: str) -> str:
