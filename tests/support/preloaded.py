@@ -1,12 +1,13 @@
-"""Broker processes that are forked from one that has imported everything: a start takes a third of the processor time.
+"""Processes that are forked from one that has imported everything: the start of a broker takes a sixth of the processor time.
 
-A forked broker runs the command ``bascule broker`` from its beginning, in a process, a session and an environment of its own. Only the
-imports are shared. ``fork`` takes the place of ``subprocess.Popen``; ``stop`` ends the process that forks.
+A forked process runs its program from the beginning, in a process, a session and an environment of its own. Only the imports are shared.
+Each program has a process that forks, from its first use to ``stop``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -16,30 +17,39 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.embedded.process import PR_SET_PDEATHSIG, Child, NotStarted
 from tests.support.speed import SLOWNESS
 
-#: What the command imports when it runs.
-MODULES: Final = (
+
+class Program(NamedTuple):
+    """A function without arguments, which reads ``sys.argv``, and the modules that it imports when it runs."""
+
+    module: str
+    function: str
+    imports: tuple[str, ...] = ()
+
+
+COMMAND: Final = Program(
     "bascule.cli.main",
-    "bascule.cli.run",
-    "bascule.config",
-    "bascule.embedded.protection",
-    "bascule.embedded.service_manager",
-    "bascule.server.admin",
-    "bascule.server.node",
-    "bascule.server.reload",
+    "main",
+    (
+        "bascule.cli.run",
+        "bascule.config",
+        "bascule.embedded.protection",
+        "bascule.embedded.service_manager",
+        "bascule.server.admin",
+        "bascule.server.node",
+        "bascule.server.reload",
+    ),
 )
-#: The command line after ``bascule``.
-ARGUMENTS: Final = ("broker",)
 #: Variables that the command reads when it runs. Another one may decide about the imports.
 OF_THE_COMMAND: Final = ("BASCULE_", "PYTHONUNBUFFERED")
 MESSAGE_BYTES_MAX: Final = 1 << 17
@@ -55,8 +65,8 @@ class _Process(subprocess.Popen[bytes]):
 
     _child_created = False  # for the destructor of Popen, whose constructor is not called
 
-    def __init__(self, parent: _Parent, pid: int, pidfd: int) -> None:
-        self.args = list(ARGUMENTS)
+    def __init__(self, parent: _Parent, arguments: Sequence[str], pid: int, pidfd: int) -> None:
+        self.args = list(arguments)
         self.pid = pid
         self.returncode: int | None = None  # type: ignore[assignment]
         self._parent = parent
@@ -86,28 +96,28 @@ class _Process(subprocess.Popen[bytes]):
 
 
 class _Parent:
-    """The process that forks, for one process of the tests."""
+    """The process that forks one program, for one process of the tests."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program) -> None:
         self._lock = threading.Lock()
         self._codes: dict[int, int] = {}
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(ANSWER_S)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.preloaded", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.support.preloaded", str(theirs.fileno()), json.dumps(program)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"}, start_new_session=True, pass_fds=[theirs.fileno()],
             )  # fmt: skip
         self._read("ready")
 
-    def fork(self, log_file: Path, environment: Mapping[str, str]) -> _Process:
+    def fork(self, arguments: Sequence[str], log_file: Path, environment: Mapping[str, str]) -> _Process:
         """Return a new process. Raises Unavailable."""
-        asked = {"log": str(log_file), "environment": dict(environment), "directory": str(Path.cwd())}
+        asked = {"log": str(log_file), "environment": dict(environment), "directory": str(Path.cwd()), "arguments": list(arguments)}
         with self._lock:
             self._socket.send(json.dumps(asked).encode())
             said, (pidfd,) = self._read("forked")
-        return _Process(self, said["forked"], pidfd)
+        return _Process(self, arguments, said["forked"], pidfd)
 
     def code_of(self, pid: int) -> int:
         """Return the code of a process that has ended, negative for a signal. Raises Unavailable."""
@@ -126,7 +136,7 @@ class _Parent:
         while True:
             message, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES_MAX, 1)
             if not message:
-                raise Unavailable(f"the process that forks brokers has ended with {self._process.wait(ANSWER_S)}")
+                raise Unavailable(f"the process that forks has ended with {self._process.wait(ANSWER_S)}")
             said: dict[str, Any] = json.loads(message)
             if "error" in said:
                 raise Unavailable(said["error"])
@@ -137,10 +147,10 @@ class _Parent:
 
 
 class PreloadedChild(Child):
-    """A child that is forked from the process that has imported everything. ``argv`` says what it runs, but is not executed."""
+    """A broker that is forked from the process that has imported everything. ``argv`` says what it runs, but is not executed."""
 
     def __init__(self, *, log_file: Path, env: Mapping[str, str], name: str) -> None:
-        super().__init__([sys.executable, "-m", "bascule.cli", *ARGUMENTS], log_file=log_file, env=env, name=name)
+        super().__init__([sys.executable, "-m", "bascule.cli", "broker"], log_file=log_file, env=env, name=name)
         self._more = dict(env)
 
     def start(self, *, keep_open: object = ()) -> None:
@@ -150,30 +160,23 @@ class PreloadedChild(Child):
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as log:
             self._log_start = log.tell()
-        self._process = _running.parent().fork(self.log_file, {**os.environ, **self._more})
+        self._process = fork(COMMAND, ["bascule", "broker"], self.log_file, self._more)
 
 
-class _Running:
-    """The parent of this process, from the first fork on."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._parent: _Parent | None = None
-
-    def parent(self) -> _Parent:
-        with self._lock:
-            if self._parent is None:
-                self._parent = _Parent()
-            return self._parent
-
-    def stop(self) -> None:
-        with self._lock:
-            if self._parent is not None:
-                self._parent.stop()
-                self._parent = None
+_lock = threading.Lock()
+_parents: dict[Program, _Parent] = {}
 
 
-_running = _Running()
+def fork(program: Program, arguments: Sequence[str], log_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Return a process with ``arguments`` as its ``sys.argv``, which appends its output to a file. Raises Unavailable.
+
+    ``environment`` is added to that of this process.
+    """
+    with _lock:
+        parent = _parents.get(program)
+        if parent is None:
+            parent = _parents[program] = _Parent(program)
+    return parent.fork(arguments, log_file, {**os.environ, **environment})
 
 
 def possible(environment: Mapping[str, str]) -> bool:
@@ -182,8 +185,11 @@ def possible(environment: Mapping[str, str]) -> bool:
 
 
 def stop() -> None:
-    """End the process that forks, if there is one."""
-    _running.stop()
+    """End the processes that fork, and all that they have forked."""
+    with _lock:
+        for parent in _parents.values():
+            parent.stop()
+        _parents.clear()
 
 
 class _Server:
@@ -247,17 +253,18 @@ def _become(asked: Mapping[str, Any], parent: int) -> None:
     os.environ.clear()
     os.environ.update(asked["environment"])
     crash.arm(os.environ.get(crash.ARMED_VARIABLE, ""), os.environ.get(crash.ONCE_VARIABLE, ""))
-    sys.argv = ["bascule", *ARGUMENTS]
+    sys.argv = asked["arguments"]
 
 
 def main() -> None:
-    """Fork brokers for the process at the other end of a socket. In a forked one, run the broker."""
+    """Fork a program for the process at the other end of a socket. In a forked process, run the program."""
+    program = Program(*json.loads(sys.argv[2]))
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     with _Server(connection) as server:
         try:
-            for module in MODULES:
-                __import__(module)
+            for module in (program.module, *program.imports):
+                importlib.import_module(module)
             if len(os.listdir("/proc/self/task")) > 1:
                 raise RuntimeError("an import has started a thread, which a forked process would not have")
         except BaseException:
@@ -273,7 +280,7 @@ def main() -> None:
         else:
             return
     become()
-    sys.modules["bascule.cli.main"].main()
+    getattr(sys.modules[program.module], program.function)()
 
 
 if __name__ == "__main__":
