@@ -68,7 +68,7 @@ class _Process(subprocess.Popen[bytes]):
     def __init__(self, parent: _Parent, arguments: Sequence[str], pid: int, pidfd: int) -> None:
         self.args = list(arguments)
         self.pid = pid
-        self.returncode: int | None = None  # type: ignore[assignment]
+        self.returncode: int | None = None
         self._parent = parent
         self._pidfd = pidfd
 
