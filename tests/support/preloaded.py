@@ -54,7 +54,7 @@ COMMAND: Final = Program(
 OF_THE_COMMAND: Final = ("BASCULE_", "PYTHONUNBUFFERED")
 MESSAGE_BYTES_MAX: Final = 1 << 17
 #: Time for the imports and for an answer, on a loaded machine.
-ANSWER_S: Final = 60.0 * SLOWNESS
+ANSWER_S: Final = 120.0 * SLOWNESS
 
 # Loaded before any fork, because between a fork and its end the child should load nothing.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -110,6 +110,16 @@ class _Parent:
                 env={**os.environ, "PYTHONUNBUFFERED": "1"}, start_new_session=True, pass_fds=[theirs.fileno()],
             )  # fmt: skip
         self._read("ready")
+
+    @property
+    def pid(self) -> int:
+        """Return its process id."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Return True if it forks no more."""
+        return self._process.poll() is not None
 
     def fork(self, arguments: Sequence[str], log_file: Path, environment: Mapping[str, str]) -> _Process:
         """Return a new process. Raises Unavailable."""
@@ -174,7 +184,7 @@ def fork(program: Program, arguments: Sequence[str], log_file: Path, environment
     """
     with _lock:
         parent = _parents.get(program)
-        if parent is None:
+        if parent is None or parent.ended:
             parent = _parents[program] = _Parent(program)
     return parent.fork(arguments, log_file, {**os.environ, **environment})
 
@@ -182,6 +192,12 @@ def fork(program: Program, arguments: Sequence[str], log_file: Path, environment
 def possible(environment: Mapping[str, str]) -> bool:
     """Return True if a process with these variables, apart from inherited ones, may share its imports with others."""
     return all(name.startswith(OF_THE_COMMAND) for name in environment)
+
+
+def pids() -> set[int]:
+    """Return the ids of the processes that fork."""
+    with _lock:
+        return {parent.pid for parent in _parents.values()}
 
 
 def stop() -> None:
