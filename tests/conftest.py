@@ -32,6 +32,7 @@ from bascule.embedded.jars import classpath
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.threads.stacks import STACKS_VARIABLE, show_stacks_on_signal
+from tests.support import preloaded
 from tests.support.qpid import Connection, JmsError, QpidPeer
 from tests.support.speed import SLOWNESS
 from tests.support.stacks import Watchdog
@@ -237,6 +238,10 @@ def _processes_of_run(run: str) -> dict[int, str]:
     return {pid: command for pid, command in found.items() if RESOURCE_TRACKER not in command}
 
 
+def _but(processes: dict[int, str], without: set[int]) -> dict[int, str]:
+    return {pid: command for pid, command in processes.items() if pid not in without}
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     run = uuid.uuid4().hex
@@ -247,9 +252,11 @@ def _no_process_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterato
     os.environ.setdefault("JDK_JAVA_OPTIONS", JVM_OPTIONS)
     os.environ["BASCULE_CONTEXT"] = ""  # commands of the tests do not talk to a broker of the user
     yield
-    deadline = time.monotonic() + LEAVE_TIMEOUT_S
-    while (left := _processes_of_run(run)) and time.monotonic() < deadline:
+    # Those that fork are stopped last, because what they have forked ends with them.
+    deadline, forking = time.monotonic() + LEAVE_TIMEOUT_S, preloaded.pids()
+    while (left := _but(_processes_of_run(run), forking)) and time.monotonic() < deadline:
         time.sleep(0.05)
+    preloaded.stop()
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -24,10 +23,11 @@ from bascule.xa import FileLog, TransactionManager
 from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.postgres import PostgresResource
+from tests.support.preloaded import Program, fork
 from tests.support.system import suspend, wait_for
 
-ROOT = Path(__file__).parents[2]
 END_S = 90.0
+VICTIM = Program("tests.scenarios.adapter_victim", "main")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ class Where:
         return TransactionManager("victim", log, resources, shared=True, timeout_s=30), inbound, database, kafka, broker
 
 
-def main(where: Where, member: str) -> None:
+def main() -> None:
+    where, member = Where(**json.loads(sys.argv[1])), sys.argv[2]
     logging.basicConfig(format="%(asctime)s %(threadName)s %(message)s", level=logging.INFO)
     manager, inbound, database, kafka, broker = where.transactions(member)
     jms = JmsConnectionFactory(broker, manager if where.broker else None)
@@ -116,12 +117,8 @@ class Member:
 
     def __init__(self, where: Where, member: str = "m1", environment: Mapping[str, str] | None = None) -> None:
         self.log = Path(where.directory, f"{member}.log")
-        argv = [sys.executable, __file__, json.dumps(asdict(where)), member]
-        paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        with self.log.open("a") as out:
-            self._process = subprocess.Popen(
-                argv, stdout=out, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": paths} | dict(environment or {})
-            )
+        self.log.touch()
+        self._process = fork(VICTIM, [__file__, json.dumps(asdict(where)), member], self.log, environment or {})
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -146,7 +143,3 @@ class Member:
 
 def await_file(path: Path) -> None:
     wait_for(path.exists, f"{path.name}")
-
-
-if __name__ == "__main__":
-    main(Where(**json.loads(sys.argv[1])), sys.argv[2])

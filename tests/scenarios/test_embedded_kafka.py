@@ -5,7 +5,9 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, TopicPartition
@@ -38,36 +40,48 @@ def read(kafka: EmbeddedKafka, topic: str, count: int) -> list[bytes | None]:
         consumer.close()
 
 
-def test_acknowledged_records_survive_kill_9_and_clean_stop_on_the_same_port(data_dir: Path) -> None:
-    kafka = EmbeddedKafka(data_dir)
+class Restarted(NamedTuple):
+    """A Kafka that was killed and started again, and what was known before."""
+
+    kafka: EmbeddedKafka
+    history: TopicHistory  # of topic t, asked before the kill
+    port: int
+    pid: int | None
+
+
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
+    kafka = EmbeddedKafka(tmp_path_factory.mktemp("own-kafka") / "data")
     try:
         kafka.start()
-        port, first_pid = kafka.port, kafka.pid
         produce(kafka, "t", [b"1", b"2"])
+        history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, "t", 0, timeout_s=30)
+        assert history.latest() == 2
+        before = Restarted(kafka, history, kafka.port, kafka.pid)
         kafka.kill()
         assert not kafka.running
         kafka.start()
-        assert kafka.port == port
-        assert kafka.pid != first_pid
-        assert read(kafka, "t", 2) == [b"1", b"2"]
-        produce(kafka, "t", [b"3"])
+        yield before
     finally:
         kafka.stop()
+
+
+def test_offset_query_is_answered_soon_after_kafka_restart(restarted: Restarted) -> None:
+    """The client does not wait for its own periodic refresh of the leader, which takes minutes."""
+    assert restarted.history.latest() == 2
+
+
+def test_acknowledged_records_survive_kill_9_and_clean_stop_on_the_same_port(restarted: Restarted) -> None:
+    kafka, port = restarted.kafka, restarted.port
+    assert kafka.port == port
+    assert kafka.pid != restarted.pid
+    assert read(kafka, "t", 2) == [b"1", b"2"]
+    produce(kafka, "t", [b"3"])
+    kafka.stop()
     assert kafka.pid is None
     assert not serves(port)
-    with EmbeddedKafka(data_dir, port=port, fsync=True) as again:
+    with EmbeddedKafka(kafka.data_dir, port=port, fsync=True) as again:
         assert read(again, "t", 3) == [b"1", b"2", b"3"]
-
-
-def test_offset_query_is_answered_soon_after_kafka_restart(data_dir: Path) -> None:
-    """The client does not wait for its own periodic refresh of the leader, which takes minutes."""
-    with EmbeddedKafka(data_dir) as kafka:
-        produce(kafka, "t", [b"one"])
-        history = TopicHistory({"bootstrap.servers": kafka.bootstrap}, "t", 0, timeout_s=30)
-        assert history.latest() == 1
-        kafka.kill()
-        kafka.start()
-        assert history.latest() == 1
 
 
 def test_kafka_accepts_a_record_of_64_mib(kafka: EmbeddedKafka, topic_prefix: str) -> None:

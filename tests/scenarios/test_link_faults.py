@@ -27,6 +27,7 @@ from tests.scenarios.topics import Reader, create, produce
 from tests.support.journal import text_message
 from tests.support.kafka_proxy import KafkaProxy
 from tests.support.link_faults import FAULTS, BadLink, Break, Fault
+from tests.support.side_by_side import side_by_side
 from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 REQUEST_TIMEOUT_MS = 1500
@@ -40,9 +41,14 @@ BATCH = 5
 #: Records for the pipelines, in several batches: one of them is in progress when a fault begins.
 MANY = 10 * MESSAGES
 EACH_FAULT = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-#: The slowest of the slow links is the one with jitter: the default suite has it between broker and Kafka.
-EACH_FAULT_BUT_JITTER = pytest.mark.parametrize(
-    "fault", [pytest.param(fault, id=name, marks=[pytest.mark.slow] if name == "jitter" else []) for name, fault in FAULTS.items()]
+#: Faults of links of their own, side by side. The slowest of the slow links is the one with jitter: the default suite has it between broker
+#: and Kafka.
+SIDE_BY_SIDE = pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param([name for name in FAULTS if name != "jitter"], id="short"),
+        pytest.param(["jitter"], id="jitter", marks=pytest.mark.slow),
+    ],
 )
 
 
@@ -55,10 +61,10 @@ def link_to_kafka(kafka: EmbeddedKafka) -> Iterator[BadLink]:
 
 
 class Bad:
-    """A broker, its link to Kafka, and the link to the broker."""
+    """A broker, and its link to Kafka."""
 
-    def __init__(self, system: System, to_kafka: BadLink, to_broker: BadLink) -> None:
-        self.system, self.to_kafka, self.to_broker = system, to_kafka, to_broker
+    def __init__(self, system: System, to_kafka: BadLink) -> None:
+        self.system, self.to_kafka = system, to_kafka
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +73,7 @@ def bad(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with ExitStack() as stack:
         to_kafka = stack.enter_context(link_to_kafka(kafka))
         system = stack.enter_context(System(to_kafka.bootstrap, tmp_path_factory.mktemp("links"), prefix="link-faults", env=env))
-        yield Bad(system, to_kafka, stack.enter_context(BadLink(system.port)))
+        yield Bad(system, to_kafka)
 
 
 @contextmanager
@@ -107,13 +113,21 @@ def take(context: Context, queue: Queue, count: int) -> list[Message]:
     return found
 
 
-@EACH_FAULT_BUT_JITTER
-def test_faulty_link_between_client_and_broker_loses_nothing_and_redeliveries_are_marked(bad: Bad, name: str, fault: Fault) -> None:
+@SIDE_BY_SIDE
+def test_faulty_link_between_client_and_broker_loses_nothing_and_redeliveries_are_marked(bad: Bad, name: str, faults: list[str]) -> None:
+    def run(fault: str) -> None:
+        with BadLink(bad.system.port) as to_broker:
+            send_and_take(bad, to_broker, f"{name}.{fault.replace(' ', '-')}", FAULTS[fault])
+
+    side_by_side(run, faults)
+
+
+def send_and_take(bad: Bad, to_broker: BadLink, name: str, fault: Fault) -> None:
     sent, taken = Queue(f"{name}.sent"), Queue(f"{name}.taken")
     bodies = [str(n) for n in range(MESSAGES)]
-    with client(bad.system.url) as near, client(bad.to_broker.url) as far:
+    with client(bad.system.url) as near, client(to_broker.url) as far:
         near.producer(taken).send_many(bodies)
-        with under(fault, bad.to_broker):
+        with under(fault, to_broker):
             producer = far.producer(sent)
             for body in bodies:
                 producer.send(body)
@@ -155,16 +169,24 @@ def test_faulty_link_between_broker_and_kafka_loses_and_doubles_no_message(bad: 
     wait_for(lambda: not bad.system.depth(name), "the acknowledgements")
 
 
-@EACH_FAULT_BUT_JITTER
-def test_writer_with_faulty_link_to_kafka_writes_each_record_once(kafka: EmbeddedKafka, topic_prefix: str, fault: Fault) -> None:
-    topic = f"{topic_prefix}.out"
+@SIDE_BY_SIDE
+def test_writer_with_faulty_link_to_kafka_writes_each_record_once(kafka: EmbeddedKafka, topic_prefix: str, faults: list[str]) -> None:
     pipelines = PipelinesSpec(topic_prefix, {"bootstrap.servers": kafka.bootstrap}, topics=JournalTopics("link-faults-out"))
     Positions(pipelines, "").prepare_topics()
+
+    def run(fault: str) -> None:
+        write_in_batches(kafka, pipelines.topics.positions, f"{topic_prefix}-{fault.replace(' ', '-')}", FAULTS[fault])
+
+    side_by_side(run, faults)
+
+
+def write_in_batches(kafka: EmbeddedKafka, positions: str, prefix: str, fault: Fault) -> None:
+    topic = f"{prefix}.out"
     create(kafka.bootstrap, topic)
     batches = [[f"{batch}-{n}" for n in range(10)] for batch in range(4)]
     with link_to_kafka(kafka) as link:
         settings = {"bootstrap.servers": link.bootstrap, "socket.timeout.ms": REQUEST_TIMEOUT_MS, "log_level": 0}
-        with closing(TransactionalWriter(settings, topic_prefix, pipelines.topics.positions, topic_prefix)) as writer:
+        with closing(TransactionalWriter(settings, prefix, positions, prefix)) as writer:
             position: Position | None = None
             with under(fault, link):
                 for number, values in enumerate(batches):

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +22,13 @@ from bascule.client import Queue, connect
 from bascule.core.crash import ARMED_VARIABLE, POINTS
 from bascule.embedded.postgres import EmbeddedPostgres
 from tests.scenarios.payments import END, WAYS, Application
+from tests.support.side_by_side import side_by_side
 from tests.support.system import System, wait_for
 
 PROGRAM = Path(__file__).with_name("payments.py")
 END_TIMEOUT_S = 120.0
+#: Orders that are handled side by side: their applications are processes, which start at once.
+AT_ONCE = 4
 ORDER = "payment order"
 LOST, ONCE, ONCE_MARKED, DOUBLED = [], [False], [True], [False, True]
 
@@ -108,7 +111,7 @@ class Bank:
         return [redelivered for _, redelivered in found]
 
     def _arguments(self, wait_at: str = "") -> list[str]:
-        return [self.system.url, self._conninfo, self._table, self.queue, str(self._directory / "payments.xalog"), wait_at]
+        return [self.system.url, self._conninfo, self._table, self.queue, str(self._directory / f"{self.queue}.xalog"), wait_at]
 
     def start_again(self, way: str) -> None:
         """Return when the application has ended."""
@@ -147,26 +150,53 @@ class Bank:
         process.send_signal(signal.SIGCONT)
 
 
-@pytest.fixture
-def bank(system: System, postgres: EmbeddedPostgres, name: str, tmp_path: Path) -> Bank:
-    return Bank(system, postgres, name, tmp_path)
+class Order:
+    """The order of one row of the matrix, in a bank of its own."""
+
+    def __init__(self, case: Case, bank: Bank) -> None:
+        self.case, self.bank = case, bank
+        self._waits: ExitStack = ExitStack()
+        self._application: subprocess.Popen[str] | None = None
+
+    def __repr__(self) -> str:
+        return repr(self.case)
+
+    def begin(self) -> None:
+        """Send the order, and return when the application waits at the step at which somebody dies."""
+        self.bank.send(ORDER, persistent=self.case.persistent)
+        if self.case.step:
+            self._application = self._waits.enter_context(self.bank.application(self.case.way, self.case.step))
+            self.bank.wait_for(self.case, self._application)
+
+    def end(self) -> None:
+        """Let the application go on, or start it if it has died or was not started. Check the rows of the order."""
+        if self._application is None or self.case.dies == "application":
+            self.close()
+            self.bank.send(END)
+            self.bank.start_again(self.case.way)
+        else:
+            self.bank.send(END)
+            self.bank.go_on(self._application)
+            assert self._application.wait(END_TIMEOUT_S) == 0
+        assert self.bank.rows() == self.case.rows
+
+    def close(self) -> None:
+        """Kill the application."""
+        self._waits.close()
 
 
-@pytest.mark.parametrize("case", MATRIX, ids=lambda case: f"{'' if case.persistent else 'non-'}persistent-{'-'.join(case[1:4])}")
-def test_payment_order_ends_as_its_row_of_the_matrix_states(bank: Bank, case: Case) -> None:
-    bank.send(ORDER, persistent=case.persistent)
-    if case.step == "":
-        bank.system.broker.restart()
-    else:
-        with bank.application(case.way, case.step) as first:
-            bank.wait_for(case, first)
-            if case.dies == "broker":
-                bank.system.broker.restart()
-                bank.send(END)
-                bank.go_on(first)
-                assert first.wait(END_TIMEOUT_S) == 0
-                assert bank.rows() == case.rows
-                return
-    bank.send(END)
-    bank.start_again(case.way)
-    assert bank.rows() == case.rows
+@pytest.mark.parametrize("dies", ["application", "broker"])
+def test_payment_order_ends_as_its_row_of_the_matrix_states(
+    system: System, postgres: EmbeddedPostgres, name: str, tmp_path: Path, dies: str
+) -> None:
+    with ExitStack() as stack:
+        orders = []
+        for number, case in enumerate(MATRIX):
+            if case.dies == dies:
+                # The transaction manager of an order has the number in its name.
+                orders.append(Order(case, Bank(system, postgres, f"{name}.{number}", tmp_path)))
+                stack.callback(orders[-1].close)
+        side_by_side(Order.begin, orders, at_once=AT_ONCE)
+        if dies == "broker":
+            system.broker.restart()
+        side_by_side(Order.end, orders, at_once=AT_ONCE)

@@ -25,6 +25,8 @@ from tests.support.system import paused, wait_for
 
 #: Attempts to make a payment that is rolled back because Kafka is busy.
 ATTEMPTS = 5
+#: Time of an attempt: all attempts together end before the test is stopped.
+PAYMENT_S = 40.0
 Make = Callable[[], KafkaLog]
 
 
@@ -93,7 +95,7 @@ class Shop:
         self.manager = TransactionManager("shop", log, [self.database, self.kafka])
 
     def pay(self, payment: str) -> None:
-        with self.manager.begin() as transaction:
+        with self.manager.begin(PAYMENT_S) as transaction:
             transaction.enlist(self.database).execute(f"INSERT INTO {self.table} VALUES (%s)", (payment,))
             handle = transaction.enlist(self.kafka)
             for part in "ab":
@@ -155,7 +157,7 @@ def test_payment_waits_for_paused_kafka_and_completes_after_resume(shop: Shop, k
         shop.pay("before")
         assert kafka.pid is not None
         with paused(kafka.pid):
-            waiting = threading.Thread(target=shop.pay, args=("meanwhile",))
+            waiting = threading.Thread(target=shop.pay, args=("meanwhile",), daemon=True)
             waiting.start()
             wait_for(lambda: shop.manager._live, "the payment to begin")
             assert shop.rows() == ["before"]

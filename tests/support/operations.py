@@ -90,9 +90,14 @@ def operation_of(line: Mapping[str, Any]) -> Operation:
 
 def read_history(*files: Path) -> list[Operation]:
     """Return the operations of one or more files, in the order of their ends. An incomplete last line is ignored."""
-    lines: list[dict[str, Any]] = [json.loads(line) for file in files for line in file.read_bytes().rpartition(b"\n")[0].splitlines()]
-    found = [operation_of(line) for line in lines if "op" in line]
+    found = [operation for file in files for operation in operations_in(file.read_bytes().rpartition(b"\n")[0])]
     return found if len(files) == 1 else sorted(found, key=lambda operation: operation.ended_ms or 0)
+
+
+def operations_in(text: bytes) -> list[Operation]:
+    """Return the operations in some lines of a history."""
+    lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+    return [operation_of(line) for line in lines if "op" in line]
 
 
 def timed(operations: Iterable[Operation]) -> list[Operation]:

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from bascule.core.errors import Unavailable
 from bascule.embedded.java import find_jdk
-from tests.support.history import Operation, read_history
 from tests.support.java import java_command
+from tests.support.operations import Operation, operations_in
 
 END_TIMEOUT_S = 120.0
 #: Lines of the history of a stalled client that a report shows.
@@ -32,6 +32,8 @@ class Storm:
                 java_command("Storm", *arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             )
         self._senders_ended = False
+        self._operations: list[Operation] = []
+        self._read_bytes = 0
         self._read("ready")
 
     def __enter__(self) -> Self:
@@ -87,8 +89,13 @@ class Storm:
         return "\n".join(said)
 
     def history(self) -> list[Operation]:
-        """Return the operations so far."""
-        return read_history(self.history_file)
+        """Return the operations so far. Only the new lines are read."""
+        with self.history_file.open("rb") as file:
+            file.seek(self._read_bytes)
+            lines, newline, _ = file.read().rpartition(b"\n")
+        self._operations += operations_in(lines)
+        self._read_bytes += len(lines) + len(newline)
+        return [*self._operations]
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None

@@ -27,13 +27,18 @@ from typing import Any, Self
 from bascule.core.defaults import OWNER_TOKEN_FILE
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.embedded.process import Child, free_port
+from tests.support.preloaded import PreloadedChild, possible
 from tests.support.speed import SLOWNESS
 
 #: Far above the needs of a loaded machine: a longer wait means a fault.
 BROKER_START_S = 60.0 * SLOWNESS
 PIPELINES_START_S = 240.0 * SLOWNESS
 WAIT_S = 60.0
+#: Interval between two checks of a condition: short at first, and then this share of the time that has passed, up to a maximum.
 POLL_S = 0.02
+POLL_SHARE = 0.05
+POLL_MAX_S = 0.1
+BROKER = "broker"
 #: Timeout of the admin server, also on a loaded machine.
 ANSWER_S = 30.0 * SLOWNESS
 #: A broker without a standby may wait this long for Kafka, in seconds: longer than any pause of the broker or of Kafka on a busy machine.
@@ -59,16 +64,17 @@ def wait_for(condition: Callable[[], Any], what: str | Callable[[], str], timeou
     A function ``what`` is called at the end and says what there is by then. ``timeout_s`` is for a machine of the usual speed.
     """
     timeout_s *= SLOWNESS
-    deadline = time.monotonic() + timeout_s
+    begun_s = time.monotonic()
     while True:
         try:
             if found := condition():
                 return found
         except OSError:
             pass  # the server is being started
-        if time.monotonic() > deadline:
+        passed_s = time.monotonic() - begun_s
+        if passed_s > timeout_s:
             raise Late(f"waited {timeout_s:g} s for {what if isinstance(what, str) else what()}")
-        time.sleep(POLL_S)
+        time.sleep(min(max(POLL_S, POLL_SHARE * passed_s), POLL_MAX_S))
 
 
 def failover(url: str) -> str:
@@ -82,7 +88,12 @@ class Command:
     def __init__(self, name: str, *, log_file: Path, env: Mapping[str, str], start_timeout_s: float) -> None:
         self.log_file = log_file
         self._timeout_s = start_timeout_s
-        self._child = Child([sys.executable, "-m", "bascule.cli", name], log_file=log_file, env={"PYTHONUNBUFFERED": "1", **env}, name=name)
+        env = {"PYTHONUNBUFFERED": "1", **env}
+        self._child = (
+            PreloadedChild(log_file=log_file, env=env, name=name)
+            if name == BROKER and possible(env)
+            else Child([sys.executable, "-m", "bascule.cli", name], log_file=log_file, env=env, name=name)
+        )
         self._log_start = 0
 
     def launch(self) -> None:
@@ -158,7 +169,7 @@ class System:
             **(env or {}),
         }
         self.data_dir = Path(chosen["BASCULE_EMBEDDED__DATA_DIR"])
-        self.broker = Command("broker", log_file=directory / "broker.log", env=chosen, start_timeout_s=BROKER_START_S)
+        self.broker = Command(BROKER, log_file=directory / "broker.log", env=chosen, start_timeout_s=BROKER_START_S)
         self.pipelines = Command("pipelines", log_file=directory / "pipelines.log", env=chosen, start_timeout_s=PIPELINES_START_S)
 
     def __enter__(self) -> Self:

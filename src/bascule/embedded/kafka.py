@@ -43,6 +43,9 @@ START_ATTEMPTS = 3
 #: A Kafka whose parent was killed stops by itself within a second or two.
 ORPHAN_TIMEOUT_S = 10.0
 
+#: The file in Kafka's data directory with the first records of the metadata log: the versions of Kafka's features.
+CHECKPOINT = "bootstrap.checkpoint"
+
 SERVER_PROPERTIES = """\
 # Written by Bascule at every start; changes are lost.
 process.roles=broker,controller
@@ -300,7 +303,25 @@ class EmbeddedKafka:
             half.replace(archive)
 
     def _format(self, java: Java, classpath: str, shared: list[str]) -> None:
-        """Give an empty directory a permanent cluster id."""
+        """Give an empty directory a permanent cluster id.
+
+        Kafka's tool takes more than a second. Apart from the ids it writes the same each time, so a copy replaces it the next time.
+        """
+        checkpoint, copy = self._log_dir / CHECKPOINT, self._archive_for(java, classpath).with_suffix(".checkpoint")
+        if copy.exists():
+            self._log_dir.mkdir(exist_ok=True)
+            shutil.copyfile(copy, checkpoint)
+            replace_private(self._log_dir / "meta.properties", self._meta_properties().encode())  # last: it marks a formatted directory
+            return
+        self._run_format(java, classpath, shared)
+        with suppress(OSError):  # a failure only makes the next format slower
+            replace_private(copy, checkpoint.read_bytes())
+
+    def _meta_properties(self) -> str:
+        ids = {"cluster.id": self._cluster_id, "node.id": self._properties()["node_id"], "directory.id": new_cluster_id()}
+        return "version=1\n" + "".join(f"{name}={value}\n" for name, value in ids.items())
+
+    def _run_format(self, java: Java, classpath: str, shared: list[str]) -> None:
         tool: list[str | Path] = [
             "kafka.tools.StorageTool",
             "format",
@@ -318,7 +339,7 @@ class EmbeddedKafka:
 
 
 def new_cluster_id() -> str:
-    """Return a new cluster id in the format of Kafka's tools."""
+    """Return a new cluster id, or the id of a directory, in the format of Kafka's tools."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
 
 

@@ -19,6 +19,8 @@ log = get_log(__name__)
 
 #: How long, in seconds, the thread waits for a message; only its end waits for it.
 POLL_S: Final = 0.25
+#: How long, in seconds, messages in flight may delay the end of a process. Without Kafka it would otherwise be half a minute.
+CLOSE_S: Final = 5.0
 _SETTINGS: Final[Mapping[str, Any]] = {
     "group.id": "bascule.broadcast.unused",
     "enable.auto.commit": False,
@@ -68,7 +70,7 @@ class Broadcast:
         self._consumer.close()
 
     def close(self) -> None:
-        """Stop; blocks until messages in flight are stored or given up."""
+        """Stop; blocks until messages in flight are stored, or given up after ``CLOSE_S``."""
         self._closing.set()
         self._thread.join()
-        self._appender.close()
+        self._appender.close(CLOSE_S)

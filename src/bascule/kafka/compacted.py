@@ -122,10 +122,10 @@ class Appender:
                 _answer_all(producer)
         return future
 
-    def close(self) -> None:
-        """Wait for records in flight, and free the client. Afterwards each future has a result."""
+    def close(self, timeout_s: float = APPEND_TIMEOUT_S) -> None:
+        """Wait for records in flight, give up those that are not stored in time, and free the client. Then each future has a result."""
         if (producer := self._producer) is not None:
-            self._drop(producer)
+            self._drop(producer, timeout_s)
 
     def _client(self, topic: str) -> Producer:
         with self._lock:
@@ -135,11 +135,11 @@ class Appender:
                 lasting_thread(poll, "bascule-appender", on_failure=failed).start()
             return self._producer
 
-    def _drop(self, producer: Producer) -> None:
+    def _drop(self, producer: Producer, timeout_s: float = APPEND_TIMEOUT_S) -> None:
         with self._lock:
             if self._producer is producer:  # and not a later client
                 self._producer = None
-        _answer_all(producer)
+        _answer_all(producer, timeout_s)
 
     def _failed(self, producer: Producer, error: BaseException) -> None:
         """Replace a failed client at the next append, and answer its records in flight."""
@@ -153,9 +153,9 @@ class Appender:
             producer.poll(POLL_S)
 
 
-def _answer_all(producer: Producer) -> None:
+def _answer_all(producer: Producer, timeout_s: float = APPEND_TIMEOUT_S) -> None:
     """Answer all records in flight. The client itself would report the last of them too late."""
-    if producer.flush(APPEND_TIMEOUT_S):
+    if producer.flush(timeout_s):
         producer.purge()
         producer.flush(PURGE_TIMEOUT_S)
 

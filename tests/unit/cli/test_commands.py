@@ -91,6 +91,17 @@ def test_help_imports_no_spark_kafka_client_or_server(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_no_garbage_is_collected_at_the_end_of_a_command(tmp_path: Path) -> None:
+    program = (
+        "import atexit, gc, sys; from bascule.cli.main import main; sys.argv = ['bascule', '--version']; "
+        "atexit.register(lambda: print(len(gc.get_objects())));"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.splitlines()[-1]) < 1000  # the objects that are not frozen
+
+
 def test_config_check_reports_valid_settings(tmp_path: Path, bascule: Bascule) -> None:
     (tmp_path / "bascule.toml").write_text('[[divert]]\nname = "a"\nfrom = "b"\n')
     assert (

@@ -1,0 +1,74 @@
+"""Forked brokers are processes of their own: output, environment, crash points, exit codes, and an end with their parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from bascule.core.crash import ARMED_VARIABLE
+from bascule.embedded.process import free_port
+from tests.support import preloaded
+from tests.support.preloaded import PreloadedChild, possible
+from tests.support.system import wait_for
+
+#: Nothing listens there: the broker waits for Kafka.
+SETTINGS = {"BASCULE_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", "BASCULE_LOG__LEVEL": "info"}
+
+
+def child(directory: Path, more: Mapping[str, str] | None = None) -> PreloadedChild:
+    ports = {"BASCULE_BROKER__PORT": str(free_port()), "BASCULE_ADMIN__PORT": str(free_port())}
+    env = {**SETTINGS, **ports, "BASCULE_EMBEDDED__DATA_DIR": str(directory / "data"), **(more or {})}
+    return PreloadedChild(log_file=directory / "broker.log", env=env, name="broker")
+
+
+def running(directory: Path) -> PreloadedChild:
+    broker = child(directory)
+    broker.start()
+    wait_for(lambda: broker.log_file.stat().st_size, "its first line")
+    return broker
+
+
+def test_exit_code_and_output_are_those_of_the_command(tmp_path: Path) -> None:
+    broker = child(tmp_path, {"BASCULE_BROKER__PORT": "none"})
+    broker.start()
+    assert broker.wait(60)
+    assert broker.returncode == 2
+    assert "broker.port" in broker.log_file.read_text()
+    assert not broker.running
+
+
+def test_processes_have_a_session_a_directory_and_signals_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    brokers = [running(tmp_path / name) for name in ("one", "two")]
+    pids = [broker.pid for broker in brokers]
+    for pid in pids:
+        assert pid is not None
+        assert os.getsid(pid) == pid
+        assert Path(f"/proc/{pid}/cwd").resolve() == tmp_path.resolve()
+    brokers[0].kill()
+    assert brokers[0].returncode == -signal.SIGKILL
+    assert brokers[1].running
+    brokers[1].kill()
+
+
+def test_each_process_has_its_own_crash_points(tmp_path: Path) -> None:
+    broker = child(tmp_path, {ARMED_VARIABLE: "no such point:1"})
+    broker.start()
+    assert broker.wait(60)
+    assert "no such point" in broker.log_file.read_text()
+
+
+def test_processes_end_with_the_one_that_forked_them(tmp_path: Path) -> None:
+    broker = running(tmp_path)
+    pid = broker.pid
+    preloaded.stop()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), "its end")
+
+
+def test_variable_that_may_decide_about_imports_rules_a_fork_out() -> None:
+    assert possible({"BASCULE_BROKER__PORT": "1", "PYTHONUNBUFFERED": "1"})
+    assert not possible({"PYTHONPATH": "other"})
