@@ -25,7 +25,7 @@ from bascule.kafka.compacted import trim
 from bascule.kafka.consumer import received_of
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines import carry, driver
-from bascule.pipelines.jobs import ResidentTasks
+from bascule.pipelines.jobs import Resident, ResidentTasks
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.pipelines.tasks import Batches, DivertTask
@@ -57,7 +57,7 @@ class Rows:
 class Job:
     """A job of resident tasks whose tasks run when the test says so, each up to an offset of the journal."""
 
-    def __init__(self, _session: Session, _name: str, shipped: ResidentTasks) -> None:
+    def __init__(self, _context: Context, _name: str, shipped: ResidentTasks) -> None:
         self.active = True
         self.error: Exception | None = None
         self.shipped = shipped
@@ -75,19 +75,24 @@ class Job:
     def batch(self, end: int) -> None:
         """Takes what there is before ``end``."""
         for task in self.shipped.tasks:
-            task.run(lambda start: nullcontext(self._taken(start, end)))
-
-    def _taken(self, start: Mapping[Place, int], end: int) -> Iterator[Taken]:
-        for place, offset in start.items():
-            history = TopicHistory(self.shipped.kafka, *place)
-            yield Taken([received_of(message) for message in history.records(offset, end)], [place])
+            carry_up_to(Context(), task, self.shipped.kafka, end)
 
 
-class Session:
+def carry_up_to(_context: Context, task: Resident, kafka: Mapping[str, object], end: int) -> None:
+    """Carry in this process what a worker of Spark carries when a divert catches up."""
+    task.run(lambda start: nullcontext(_taken(kafka, start, end)))
+
+
+def _taken(kafka: Mapping[str, object], start: Mapping[Place, int], end: int) -> Iterator[Taken]:
+    for place, offset in start.items():
+        history = TopicHistory(kafka, *place)
+        yield Taken([received_of(message) for message in history.records(offset, end)], [place])
+
+
+class Context:
     """The part of Spark that the driver needs."""
 
-    def __init__(self) -> None:
-        self.sparkContext = SimpleNamespace(_gateway=None)
+    _gateway = None
 
     def stop(self) -> None:
         """Do nothing: there is no Spark to stop."""
@@ -102,11 +107,13 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
     def batch(task: DivertTask, *_: object) -> Any:
         return lambda rows: rows.run(task, rows.end)
 
-    patch.setattr(driver, "spark_session", lambda _: Session())
+    patch.setattr(driver, "spark_context", lambda _: Context())
     patch.setattr(driver, "journal_rows", lambda rows: rows)
     patch.setattr(driver, "kafka_range", part)
     patch.setattr(driver, "TransformingBatch", batch)
+    patch.setattr(driver, "sql_session", lambda context: context)
     patch.setattr(driver, "ResidentJob", Job)
+    patch.setattr(driver, "carry_up_to", carry_up_to)
     patch.setattr(driver, "cores", lambda *_: 2)
     patch.setattr(driver, "waiting_stages", lambda *_: [])
     patch.setattr(driver.Driver, "_set_pool", lambda *_: None)

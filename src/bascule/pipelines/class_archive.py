@@ -75,11 +75,11 @@ def write() -> Path:
 
 def _run_a_pipeline(bootstrap: str, checkpoint: Path) -> None:
     """Run a pipeline that loads the classes of a driver. Return after its JVM has ended."""
-    from bascule.pipelines.spark import journal_rows, kafka_stream, spark_session  # this module imports java_options from here
+    from bascule.pipelines.spark import journal_rows, kafka_stream, spark_context, sql_session  # this module imports java_options from here
 
     pipelines = PipelinesSpec(bridge_id="classes", kafka={"bootstrap.servers": bootstrap})
     Topics(pipelines.kafka).create(_TOPIC, 1, {})
-    session = spark_session(pipelines)
+    session = sql_session(spark_context(pipelines))
     records = session.range(10).selectExpr("CAST(id AS STRING) AS value")
     records.write.format("kafka").option("kafka.bootstrap.servers", bootstrap).option("topic", _TOPIC).save()
     frame = journal_rows(kafka_stream(session, pipelines, {(_TOPIC, 0): 0}))
