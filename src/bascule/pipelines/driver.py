@@ -31,7 +31,7 @@ from bascule.pipelines.definitions import DefinedIngresses
 from bascule.pipelines.failures import crossing_batch, described
 from bascule.pipelines.holds import Holds
 from bascule.pipelines.ingresses import DriverIngresses
-from bascule.pipelines.jobs import Resident, ResidentJob, ResidentTasks, Running, Startable, carry_up_to
+from bascule.pipelines.jobs import RESIDENT, Resident, ResidentJob, ResidentTasks, Running, Startable, carry_up_to
 from bascule.pipelines.positions import IDLE_TIMEOUT_S, Positions
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
 from bascule.pipelines.registry import joined
@@ -62,8 +62,6 @@ JOURNAL_TIMEOUT_S = 120.0
 JOIN_RECORDS = 20_000
 #: Interval, in seconds, at which the driver looks whether a divert that is far behind has come near.
 JOIN_LOOK_S = 1.0
-#: The pool of workers of all resident tasks of a local Spark.
-RESIDENT = "resident"
 #: Pause, in seconds, after a join that failed: an attempt stops both queries, which carry records or find the fault meanwhile.
 JOIN_PAUSE_S = 30.0
 

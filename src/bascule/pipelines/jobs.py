@@ -30,6 +30,8 @@ STOP_TIMEOUT_S: Final = 10.0
 CANCEL_S: Final = 0.2
 #: In a worker, the process that forked it: it has imported this module. The daemon may have ended before the worker looks at its parent.
 _IMPORTED_IN: Final = os.getpid()
+#: The pool of workers of all resident tasks of a local Spark.
+RESIDENT: Final = "resident"
 #: The local property under which Spark's status tracker finds a job.
 _JOB_GROUP: Final = "spark.jobGroup.id"
 

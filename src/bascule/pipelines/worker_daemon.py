@@ -32,7 +32,10 @@ if __name__ == "__main__":
 from pyspark.daemon import manager  # noqa: E402
 
 import bascule.pipelines.jobs  # noqa: E402
-import bascule.pipelines.tasks  # noqa: E402, F401
+import bascule.pipelines.tasks  # noqa: E402
+
+if os.environ.get("BASCULE_PIPELINE") != bascule.pipelines.jobs.RESIDENT:
+    import bascule.pipelines.arrow_rows
 
 if __name__ == "__main__":
     manager()

@@ -122,6 +122,14 @@ def test_process_that_forks_workers_imports_the_files_of_an_installed_spark_and_
     assert quick_paths(paths, None) == paths
 
 
+@pytest.mark.parametrize(("pool", "there"), [("resident", False), ("diverts rows", True)])
+def test_process_that_forks_workers_has_arrow_only_for_workers_that_get_rows(pool: str, there: bool) -> None:
+    code = "import sys, bascule.pipelines.worker_daemon; print('pyarrow' in sys.modules)"
+    in_pool = os.environ | {"BASCULE_PIPELINE": pool}
+    done = subprocess.run([sys.executable, "-c", code], env=in_pool, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{there}\n"
+
+
 def test_imports_of_the_process_that_forks_workers_start_no_thread_except_that_of_an_allocator() -> None:
     code = """
 import bascule.pipelines.worker_daemon
