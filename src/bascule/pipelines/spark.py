@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from py4j.protocol import INPUT_CONVERTER
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
+from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 
 from bascule.config.fields import is_secret
 from bascule.core.errors import InvalidInput
@@ -89,6 +91,8 @@ def spark_context(pipelines: PipelinesSpec) -> SparkContext:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = session_settings(pipelines, [str(jar) for jar in classpath("spark-kafka")], java_options())
     settings |= {"spark.app.name": f"bascule-{pipelines.bridge_id}", "spark.master": master_url(pipelines)}
+    if not _transforms(pipelines):
+        _convert_no_numpy()
     _start_jvm(settings)
     context = SparkContext.getOrCreate(SparkConf().setAll(list(settings.items())))
     context.setLogLevel("OFF")
@@ -107,6 +111,15 @@ def sql_session(context: SparkContext) -> SparkSession:
     # It logs errors that are raised anyway, with a hundred lines of Java.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     return session
+
+
+def _convert_no_numpy() -> None:
+    """Take the converters of NumPy's values from the gateway to the JVM.
+
+    PySpark asks them about each argument of a call. To answer, they import its test tools, and these import pandas and Arrow: a second of
+    processor time. Without a transformation, no argument is a value of NumPy.
+    """
+    INPUT_CONVERTER[:] = [each for each in INPUT_CONVERTER if not isinstance(each, NumpyArrayConverter | NumpyScalarConverter)]
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:
