@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import Message
 
@@ -28,7 +27,6 @@ from bascule.pipelines import carry, driver
 from bascule.pipelines.jobs import Resident, ResidentTasks
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
-from bascule.pipelines.tasks import Batches, DivertTask
 from bascule.server.pipeline_holds import PipelineHolds
 from bascule.writer.position import Position
 from tests.support.journal import SyntheticJournal, text_message
@@ -36,22 +34,6 @@ from tests.support.system import wait_for
 
 #: The thresholds of Python's garbage collector in a process that is not a worker.
 COLLECT_AFTER = gc.get_threshold()
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A range of the journal, up to the end of the journal if ``end`` is not given."""
-
-    pipelines: PipelinesSpec
-    start: int
-    end: int | None = None
-
-    def run(self, task: Callable[[Batches], Batches], end: int) -> None:
-        history = TopicHistory(self.pipelines.kafka, self.pipelines.topics.journal, 0)
-        records = [(record.offset(), record.key(), record.value()) for record in history.records(self.start, end)]
-        columns = zip(("offset", "key", "value"), zip(*records, strict=True), strict=True)
-        batches = [pa.RecordBatch.from_pydict({name: list(values) for name, values in columns})] if records else []
-        assert list(task(iter(batches)))
 
 
 class Job:
@@ -100,18 +82,7 @@ class Context:
 
 def without_spark(patch: pytest.MonkeyPatch) -> None:
     """Make later drivers run without Spark."""
-
-    def part(_: object, pipelines: PipelinesSpec, topic: str, partition: int, start: int, end: int) -> Rows:
-        return Rows(pipelines, start, end)
-
-    def batch(task: DivertTask, *_: object) -> Any:
-        return lambda rows: rows.run(task, rows.end)
-
     patch.setattr(driver, "spark_context", lambda _: Context())
-    patch.setattr(driver, "journal_rows", lambda rows: rows)
-    patch.setattr(driver, "kafka_range", part)
-    patch.setattr(driver, "TransformingBatch", batch)
-    patch.setattr(driver, "sql_session", lambda context: context)
     patch.setattr(driver, "ResidentJob", Job)
     patch.setattr(driver, "carry_up_to", carry_up_to)
     patch.setattr(driver, "cores", lambda *_: 2)
