@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Message
 
@@ -27,6 +28,7 @@ from bascule.pipelines import carry, driver
 from bascule.pipelines.jobs import Resident, ResidentTasks
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
+from bascule.pipelines.tasks import Batches
 from bascule.server.pipeline_holds import PipelineHolds
 from bascule.writer.position import Position
 from tests.support.journal import SyntheticJournal, text_message
@@ -34,6 +36,21 @@ from tests.support.system import wait_for
 
 #: The thresholds of Python's garbage collector in a process that is not a worker.
 COLLECT_AFTER = gc.get_threshold()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Records of the journal from an offset on, as a task with transformations gets them."""
+
+    pipelines: PipelinesSpec
+    start: int
+
+    def run(self, task: Callable[[Batches], Batches], end: int) -> None:
+        history = TopicHistory(self.pipelines.kafka, self.pipelines.topics.journal, 0)
+        records = [(record.offset(), record.key(), record.value()) for record in history.records(self.start, end)]
+        columns = zip(("offset", "key", "value"), zip(*records, strict=True), strict=True)
+        batches = [pa.RecordBatch.from_pydict({name: list(values) for name, values in columns})] if records else []
+        assert list(task(iter(batches)))
 
 
 class Job:
