@@ -21,7 +21,7 @@ from bascule.core.topics import JournalTopics
 from bascule.jms.record_headers import DIVERT_HEADER, ID_HEADER, ORIGIN_HEADER
 from bascule.jms.to_kafka import record_of, target_topic
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, decode_send, entries
-from bascule.pipelines.spark import journal_rows, kafka_stream, spark_session
+from bascule.pipelines.spark import journal_rows, kafka_stream, spark_context, sql_session
 from bascule.pipelines.spec import EARLIEST, DivertSpec, PipelinesSpec, StartPosition
 
 ADDRESS = "flights"
@@ -71,7 +71,7 @@ def copied_rows(journal: DataFrame, options: PipelinesSpec) -> DataFrame:
 
 def run_sink(options: PipelinesSpec, rows: Callable[[DataFrame, PipelinesSpec], DataFrame]) -> None:
     """Copy the journal to the target with Spark's Kafka sink, until SIGTERM."""
-    session = spark_session(options)
+    session = sql_session(spark_context(options))
     with StopSignals() as stop:
         journal = journal_rows(kafka_stream(session, options, {(options.topics.journal, 0): 0}))
         query = (

@@ -25,11 +25,11 @@ from bascule.kafka.compacted import trim
 from bascule.kafka.consumer import received_of
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines import carry, driver
-from bascule.pipelines.jobs import ResidentTasks
+from bascule.pipelines.jobs import Resident, ResidentTasks
 from bascule.pipelines.lineage_sender import PipelineLineage
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
-from bascule.pipelines.tasks import Batches, DivertTask
+from bascule.pipelines.tasks import Batches
 from bascule.server.pipeline_holds import PipelineHolds
 from bascule.writer.position import Position
 from tests.support.journal import SyntheticJournal, text_message
@@ -41,11 +41,10 @@ COLLECT_AFTER = gc.get_threshold()
 
 @dataclass(frozen=True)
 class Rows:
-    """A range of the journal, up to the end of the journal if ``end`` is not given."""
+    """Records of the journal from an offset on, as a task with transformations gets them."""
 
     pipelines: PipelinesSpec
     start: int
-    end: int | None = None
 
     def run(self, task: Callable[[Batches], Batches], end: int) -> None:
         history = TopicHistory(self.pipelines.kafka, self.pipelines.topics.journal, 0)
@@ -58,7 +57,7 @@ class Rows:
 class Job:
     """A job of resident tasks whose tasks run when the test says so, each up to an offset of the journal."""
 
-    def __init__(self, _session: Session, _name: str, shipped: ResidentTasks) -> None:
+    def __init__(self, _context: Context, _name: str, shipped: ResidentTasks) -> None:
         self.active = True
         self.error: Exception | None = None
         self.shipped = shipped
@@ -76,19 +75,24 @@ class Job:
     def batch(self, end: int) -> None:
         """Takes what there is before ``end``."""
         for task in self.shipped.tasks:
-            task.run(lambda start: nullcontext(self._taken(start, end)))
-
-    def _taken(self, start: Mapping[Place, int], end: int) -> Iterator[Taken]:
-        for place, offset in start.items():
-            history = TopicHistory(self.shipped.kafka, *place)
-            yield Taken([received_of(message) for message in history.records(offset, end)], [place])
+            carry_up_to(Context(), task, self.shipped.kafka, end)
 
 
-class Session:
+def carry_up_to(_context: Context, task: Resident, kafka: Mapping[str, object], end: int) -> None:
+    """Carry in this process what a worker of Spark carries when a divert catches up."""
+    task.run(lambda start: nullcontext(_taken(kafka, start, end)))
+
+
+def _taken(kafka: Mapping[str, object], start: Mapping[Place, int], end: int) -> Iterator[Taken]:
+    for place, offset in start.items():
+        history = TopicHistory(kafka, *place)
+        yield Taken([received_of(message) for message in history.records(offset, end)], [place])
+
+
+class Context:
     """The part of Spark that the driver needs."""
 
-    def __init__(self) -> None:
-        self.sparkContext = SimpleNamespace(_gateway=None)
+    _gateway = None
 
     def stop(self) -> None:
         """Do nothing: there is no Spark to stop."""
@@ -96,18 +100,9 @@ class Session:
 
 def without_spark(patch: pytest.MonkeyPatch) -> None:
     """Make later drivers run without Spark."""
-
-    def part(_: object, pipelines: PipelinesSpec, topic: str, partition: int, start: int, end: int) -> Rows:
-        return Rows(pipelines, start, end)
-
-    def batch(task: DivertTask, *_: object) -> Any:
-        return lambda rows: rows.run(task, rows.end)
-
-    patch.setattr(driver, "spark_session", lambda _: Session())
-    patch.setattr(driver, "journal_rows", lambda rows: rows)
-    patch.setattr(driver, "kafka_range", part)
-    patch.setattr(driver, "TransformingBatch", batch)
+    patch.setattr(driver, "spark_context", lambda _: Context())
     patch.setattr(driver, "ResidentJob", Job)
+    patch.setattr(driver, "carry_up_to", carry_up_to)
     patch.setattr(driver, "cores", lambda *_: 2)
     patch.setattr(driver, "waiting_stages", lambda *_: [])
     patch.setattr(driver.Driver, "_set_pool", lambda *_: None)

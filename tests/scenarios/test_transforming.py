@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.pipelines.batches import BatchFailed
-from bascule.pipelines.spark import journal_rows, kafka_range, spark_session
+from bascule.pipelines.spark import journal_rows, kafka_range, spark_context, sql_session
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.pipelines.tasks import DivertTask
 from bascule.pipelines.transforming import TransformingBatch
@@ -28,7 +28,7 @@ PRICES = "BASCULE_TEST_PRICES"
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = spark_session(PipelinesSpec("bridge", {}, master="local[1]"))
+    session = sql_session(spark_context(PipelinesSpec("bridge", {}, master="local[1]")))
     yield session
     gateway = session.sparkContext._gateway
     assert gateway is not None

@@ -43,7 +43,7 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[
 
 
 class Load:
-    """Messages for two diverts in two groups, each of which has workers and a daemon of its own."""
+    """Messages for two diverts in two groups, each of which has a worker of its own."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._journal = bridge.journal

@@ -15,7 +15,7 @@ def jvms(pid: int) -> list[int]:
 
 
 def daemons(pid: int) -> list[int]:
-    """Return the processes that fork Python workers. There is one for each pipeline."""
+    """Return the processes that fork Python workers. A local Spark has one for all resident tasks."""
     found = _forked(pid)
     return sorted(found - _below(found))
 

@@ -13,8 +13,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pyspark
 
 from bascule.core.errors import Unavailable
@@ -23,6 +23,9 @@ from bascule.embedded.java import find_jdk
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.pipelines.spec import PipelinesSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Environment variable with the path of the archive to write. While it is set, the driver's Java options write the archive.
 WRITING = "BASCULE_CLASS_ARCHIVE_TO"
@@ -75,11 +78,11 @@ def write() -> Path:
 
 def _run_a_pipeline(bootstrap: str, checkpoint: Path) -> None:
     """Run a pipeline that loads the classes of a driver. Return after its JVM has ended."""
-    from bascule.pipelines.spark import journal_rows, kafka_stream, spark_session  # this module imports java_options from here
+    from bascule.pipelines.spark import journal_rows, kafka_stream, spark_context, sql_session  # this module imports java_options from here
 
     pipelines = PipelinesSpec(bridge_id="classes", kafka={"bootstrap.servers": bootstrap})
     Topics(pipelines.kafka).create(_TOPIC, 1, {})
-    session = spark_session(pipelines)
+    session = sql_session(spark_context(pipelines))
     records = session.range(10).selectExpr("CAST(id AS STRING) AS value")
     records.write.format("kafka").option("kafka.bootstrap.servers", bootstrap).option("topic", _TOPIC).save()
     frame = journal_rows(kafka_stream(session, pipelines, {(_TOPIC, 0): 0}))
@@ -99,6 +102,8 @@ def _run_a_pipeline(bootstrap: str, checkpoint: Path) -> None:
 
 
 def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
     yield pa.RecordBatch.from_pydict({"rows": [sum(batch.num_rows for batch in batches)]})
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -31,7 +32,7 @@ from bascule.pipelines.definitions import DefinedPipelines
 from bascule.pipelines.failures import crossing_batch, described
 from bascule.pipelines.holds import Holds
 from bascule.pipelines.ingresses import DriverIngresses
-from bascule.pipelines.jobs import Resident, ResidentJob, ResidentTasks, Running, Startable
+from bascule.pipelines.jobs import RESIDENT, Resident, ResidentJob, ResidentTasks, Running, Startable, carry_up_to
 from bascule.pipelines.lineage_sender import lineage_of
 from bascule.pipelines.positions import IDLE_TIMEOUT_S
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
@@ -39,7 +40,7 @@ from bascule.pipelines.registry import joined
 from bascule.pipelines.serving import metrics_of
 from bascule.pipelines.session import StartingSpark
 from bascule.pipelines.slots import SlotWatch, waiting_stages
-from bascule.pipelines.spark import cores, journal_rows, kafka_range, kafka_stream, spark_session
+from bascule.pipelines.spark import cores, journal_rows, kafka_range, kafka_stream, runs_locally, spark_context, sql_session
 from bascule.pipelines.spec import PipelinesSpec, StartPosition, from_settings
 from bascule.pipelines.standby import DriverTurn
 from bascule.pipelines.tasks import DivertTask, KnownDiverts
@@ -77,11 +78,11 @@ class Driver:
         self.queries: dict[str, Query] = {}
         self._positions = DefinedPositions(pipelines, self.owner)
         self._scratch = Path(tempfile.mkdtemp(prefix="bascule-", dir=_scratch_base(pipelines)))
-        self._starting = StartingSpark(lambda: spark_session(pipelines))
+        self._starting = StartingSpark(lambda: spark_context(pipelines))
         self._separate: set[str] = set()
         self._holds = Holds(self._positions, self.queries, self._separate, self._group_of, self._start_separate)
         self._ingresses = DriverIngresses(
-            self._positions, pipelines.ingresses, self._holds.held, lambda: cores(self._starting.session, pipelines),
+            self._positions, pipelines.ingresses, self._holds.held, lambda: cores(self._starting.context, pipelines),
             partial(self._resident, committed=True),
         )  # fmt: skip
         self._defined = DefinedPipelines(
@@ -107,7 +108,7 @@ class Driver:
         Returns False if the driver was told to stop before its turn.
         """
         if self._ingresses.specs or any(divert.enabled for divert in self._diverts.values()):
-            self._starting.start()  # takes seconds, and needs no turn: a standby driver keeps its session ready
+            self._starting.start()  # takes seconds, and needs no turn: a standby driver keeps Spark ready
         self._positions.prepare_topics()
         if not turn():
             return False
@@ -118,7 +119,7 @@ class Driver:
         journal_id = self._journal_id() if self._diverts or self._positions.know_diverts() else ""
         for divert in self._diverts.values():
             if divert.transformed and divert.enabled:
-                check(divert, self._spark)
+                check(divert, self._sql)
         if journal_id:
             self._start_diverts(journal_id)
         known = {ingress.name for ingress in self.pipelines.ingresses} | self._control.defined_ingresses
@@ -128,7 +129,7 @@ class Driver:
             self._add_ingress(name)
         self._positions.look_at_transactions()
         if self._starting.started:
-            self._starting.session()
+            self._starting.context()
         for query in self.queries.values():
             query.check()
         if not self._starting.started:
@@ -253,14 +254,14 @@ class Driver:
         task = self._divert_task(key, position)
         if not any(divert.transformed for divert in task.diverts):
             return self._resident(pipeline, [task], committed=False)
-        journal = journal_rows(kafka_stream(self._spark, self.pipelines, {(position.topic, position.partition): position.offset}))
+        journal = journal_rows(kafka_stream(self._sql, self.pipelines, {(position.topic, position.partition): position.offset}))
         writer = journal.writeStream.foreachBatch(crossing_batch(TransformingBatch(task, pipeline, self._set_pool)))
         return lambda name, checkpoint: MicroBatches(writer, name, checkpoint, self.pipelines.trigger_interval_ms)
 
     def _resident(self, pool: str, tasks: Sequence[Resident], *, committed: bool) -> Startable:
         def start(name: str, _checkpoint: str) -> Running:
             self._starting.start()  # no pipeline may be enabled, although removed diverts have left messages
-            self._set_pool(pool)
+            self._set_pool(self._resident_pool(pool))
             return ResidentJob(self._spark, name, ResidentTasks(tasks, self.pipelines.kafka, committed))
 
         return start
@@ -350,8 +351,13 @@ class Driver:
         log.info("divert joined", divert=name)
 
     def _catch_up(self, pool: str, key: str, position: Position, end: int) -> Position:
-        journal = journal_rows(kafka_range(self._spark, self.pipelines, position.topic, position.partition, position.offset, end))
-        TransformingBatch(self._divert_task(key, position), pool, self._set_pool)(journal)
+        task = self._divert_task(key, position)
+        if any(divert.transformed for divert in task.diverts):
+            journal = journal_rows(kafka_range(self._sql, self.pipelines, position.topic, position.partition, position.offset, end))
+            TransformingBatch(task, pool, self._set_pool)(journal)
+        else:  # without Spark SQL, which would load its planner and compile code first
+            self._set_pool(self._resident_pool(pool))
+            carry_up_to(self._spark, task, self.pipelines.kafka, end)
         found = self._positions.read(key)
         if found.offset != end:
             raise Unavailable(f"position {key!r} reached offset {found.offset}, expected {end}")
@@ -377,18 +383,30 @@ class Driver:
         self._told.pop(name, None)
 
     @property
-    def _spark(self) -> SparkSession:
-        return self._starting.session()
+    def _spark(self) -> SparkContext:
+        return self._starting.context()
+
+    @property
+    def _sql(self) -> SparkSession:
+        return sql_session(self._spark)
 
     def _add(self, name: str, build: Callable[[], Startable | None]) -> None:
         query = Query(name, build, self._scratch)
         self.queries[name] = query
         query.prepare()
 
+    def _resident_pool(self, pipeline: str) -> str:
+        """Return the pool of the workers of a pipeline's resident tasks.
+
+        The worker of a resident task ends with its task, so a pool for each pipeline would keep nothing: one process forks the workers of
+        all of them. On a cluster, where a pipeline can run on several machines, the environment of a worker names its pipeline.
+        """
+        return RESIDENT if runs_locally(self.pipelines) else pipeline
+
     def _set_pool(self, pool: str) -> None:
-        # A worker process belongs to one environment: a variable for each query lets it keep its own workers, with their prepared
-        # incarnations.
-        self._spark.sparkContext.environment["BASCULE_PIPELINE"] = pool
+        # A worker process belongs to one environment: a variable for each query with micro-batches lets it keep its own workers, with
+        # their prepared incarnations.
+        self._spark.environment["BASCULE_PIPELINE"] = pool
 
     def _mirror(self) -> None:
         """Publish the positions of the queries that run. An earlier report may still wait for an answer or a retry."""

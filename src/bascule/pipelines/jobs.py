@@ -10,13 +10,12 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from pyspark import TaskContext
-from pyspark.sql import SparkSession
+from pyspark import SparkContext, TaskContext
 
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Place, Taken
 from bascule.kafka.source import KafkaSource
-from bascule.pipelines.failures import crossing
+from bascule.pipelines.failures import FAILURES, crossing, described, error_from_spark
 from bascule.threads.background import in_background
 
 if TYPE_CHECKING:
@@ -31,6 +30,8 @@ STOP_TIMEOUT_S: Final = 10.0
 CANCEL_S: Final = 0.2
 #: In a worker, the process that forked it: it has imported this module. The daemon may have ended before the worker looks at its parent.
 _IMPORTED_IN: Final = os.getpid()
+#: The pool of workers of all resident tasks of a local Spark.
+RESIDENT: Final = "resident"
 #: The local property under which Spark's status tracker finds a job.
 _JOB_GROUP: Final = "spark.jobGroup.id"
 
@@ -64,6 +65,47 @@ class ResidentTasks:
             yield supervised(source)
 
 
+@dataclass(frozen=True, slots=True)
+class BoundedTask:
+    """A task that carries the records of one source partition up to an offset, and ends. Pickled for a worker."""
+
+    task: Resident
+    kafka: Mapping[str, object]
+    end: int
+
+    def __call__(self, _partition: Iterator[int]) -> Iterator[int]:
+        """Run the task."""
+        self.task.run(self.opened)
+        yield from ()
+
+    @contextmanager
+    def opened(self, start: Mapping[Place, int]) -> Iterator[Iterator[Taken]]:
+        """Open the source partition at this offset."""
+        with closing(KafkaSource(self.kafka, start, committed=False)) as source:
+            yield bounded(supervised(source), self.end)
+
+
+def bounded(source: Iterable[Taken], end: int) -> Iterator[Taken]:
+    """Yield the records of one partition before the offset ``end``. Stop when the source has reached it."""
+    for taken in source:
+        records = [record for record in taken.records if record.offset < end]
+        yield taken._replace(records=records)
+        reached = [record.offset + 1 for record in taken.records[-1:]] + list(taken.ends.values())
+        if max(reached, default=0) >= end:
+            return
+
+
+def carry_up_to(context: SparkContext, task: Resident, kafka: Mapping[str, object], end: int) -> None:
+    """Carry the records of a task's source partition before the offset ``end``. Return when the task has ended.
+
+    Raises the errors of the task, and Unavailable if Spark cannot run it.
+    """
+    try:
+        context.parallelize(range(1), 1).mapPartitions(crossing(BoundedTask(task, kafka, end))).collect()
+    except FAILURES as error:
+        raise error_from_spark(error) or Unavailable(described(error)) from None
+
+
 def supervised(source: Iterable[Taken]) -> Iterator[Taken]:
     """Yield what a source yields, while Spark lives. Raises Unavailable once Spark has ended.
 
@@ -80,12 +122,12 @@ def supervised(source: Iterable[Taken]) -> Iterator[Taken]:
 class ResidentJob:
     """A job of resident tasks that was started. It ends with an error, or when it is stopped."""
 
-    def __init__(self, session: SparkSession, name: str, tasks: ResidentTasks) -> None:
+    def __init__(self, context: SparkContext, name: str, tasks: ResidentTasks) -> None:
         """Start the job under a tag of its own, so that ``stop`` cancels this job only.
 
         It is a job on an RDD: Spark SQL would load its planner and compile code before the first task, which takes seconds.
         """
-        self._context = context = session.sparkContext
+        self._context = context
         self._tag = tag = f"bascule-{uuid.uuid4().hex}"  # a name of a pipeline may contain characters that a tag may not contain
         count = len(tasks.tasks)
         rdd = context.parallelize(range(count), count).mapPartitions(crossing(tasks))

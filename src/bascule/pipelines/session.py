@@ -1,4 +1,4 @@
-"""The Spark session of a driver: started in the background, awaited where it is needed, and watched for its end."""
+"""Spark of a driver: started in the background, awaited where it is needed, and watched for its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Final
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
-from pyspark.sql import SparkSession
 
 from bascule.core.errors import Scope, Unavailable
 from bascule.threads.background import in_background
@@ -27,12 +26,12 @@ class SparkEnded(Unavailable):
 
 
 class StartingSpark:
-    """The session of one driver. Use it from one thread."""
+    """Spark of one driver. Use it from one thread."""
 
-    def __init__(self, make: Callable[[], SparkSession]) -> None:
-        """``make`` starts Spark and returns its session. It runs in another thread: in the main thread, Spark replaces a signal handler."""
+    def __init__(self, make: Callable[[], SparkContext]) -> None:
+        """``make`` starts Spark and returns its context. It runs in another thread: in the main thread, Spark replaces a signal handler."""
         self._make = make
-        self._made: Future[SparkSession] | None = None
+        self._made: Future[SparkContext] | None = None
 
     @property
     def started(self) -> bool:
@@ -44,10 +43,10 @@ class StartingSpark:
         if self._made is None:
             self._made = in_background(self._make, "spark-start")
 
-    def session(self) -> SparkSession:
-        """Return the session as soon as Spark is ready. Raises NoJdk, SparkEnded, and Unavailable if Spark was not started."""
+    def context(self) -> SparkContext:
+        """Return the context as soon as Spark is ready. Raises NoJdk, SparkEnded, and Unavailable if Spark was not started."""
         if self._made is None:
-            raise Unavailable("the driver has no Spark session: the driver is not started, or has ended")
+            raise Unavailable("the driver has no Spark context: the driver is not started, or has ended")
         try:
             return self._made.result()
         except PySparkRuntimeError as error:  # the JVM ended before it could be reached
@@ -92,6 +91,6 @@ class StartingSpark:
         """Return the JVM. Return None before its start has ended, and if somebody else has started it."""
         if self._made is None or not self._made.done():
             return None
-        # A JVM that ended during its start left no session, but its gateway.
-        owner = SparkContext if self._made.exception() is not None else self._made.result().sparkContext
+        # A JVM that ended during its start left no context, but its gateway.
+        owner = SparkContext if self._made.exception() is not None else self._made.result()
         return getattr(owner._gateway, "proc", None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 
 from bascule.core.log import get_log
 
@@ -25,9 +25,9 @@ class WaitingStage(NamedTuple):
     waiting: int
 
 
-def waiting_stages(session: SparkSession, pipelines: Mapping[str, str]) -> list[WaitingStage]:
+def waiting_stages(context: SparkContext, pipelines: Mapping[str, str]) -> list[WaitingStage]:
     """Return the stages some of whose tasks have no slot. ``pipelines`` has the names of pipelines by the groups of their jobs."""
-    tracker = session.sparkContext.statusTracker()
+    tracker = context.statusTracker()
     active = set(tracker.getActiveStageIds())
     found = []
     for group, pipeline in pipelines.items():

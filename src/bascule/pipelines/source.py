@@ -23,9 +23,10 @@ from bascule.embedded.protection import own_access
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.kafka.lineage import PartitionLineage
+from bascule.pipelines.arrow_rows import arrow_batches
 from bascule.pipelines.divert import JournalReader, WantedMessage
 from bascule.pipelines.registry import journal_position, offset_of
-from bascule.pipelines.rows import ROW_SCHEMA, arrow_batches, malformed_row, message_row
+from bascule.pipelines.rows import ROW_SCHEMA, malformed_row, message_row
 from bascule.pipelines.sink import DestinationWriter
 from bascule.pipelines.spec import DivertSpec, StartPosition
 from bascule.writer.position import EARLIEST, LATEST, UNKNOWN_EPOCH, Position, PositionLost

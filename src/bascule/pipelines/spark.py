@@ -1,4 +1,4 @@
-"""The Spark session and the streaming frames on Kafka."""
+"""The Spark context of a driver, its SQL session, and the streaming frames on Kafka."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyspark
+from py4j.protocol import INPUT_CONVERTER
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
+from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 
 from bascule.config.fields import is_secret
 from bascule.core.errors import InvalidInput
@@ -79,26 +81,45 @@ _OAUTH_NAMES = {"clientId": "client.id", "clientSecret": "client.secret", "scope
 _OAUTH_LOGIN = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 
 
-def spark_session(pipelines: PipelinesSpec) -> SparkSession:
-    """Return the session of one driver. Raises NoJdk."""
+def spark_context(pipelines: PipelinesSpec) -> SparkContext:
+    """Start Spark for one driver, and return its context. If a divert has a transformation, start the SQL session too. Raises NoJdk."""
     os.environ["JAVA_HOME"] = str(find_jdk().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))  # otherwise Spark's script starts a Python to find it
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _LAUNCHER_OPTIONS)
-    if _local(pipelines):
+    if runs_locally(pipelines):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = session_settings(pipelines, [str(jar) for jar in classpath("spark-kafka")], java_options())
     settings |= {"spark.app.name": f"bascule-{pipelines.bridge_id}", "spark.master": master_url(pipelines)}
+    if not _transforms(pipelines):
+        _convert_no_numpy()
     _start_jvm(settings)
-    builder = SparkSession.builder
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    _hide_secrets(session, settings)
-    session.sparkContext.setLogLevel("OFF")
-    # Both log errors that are raised anyway, with a hundred lines of Java.
+    context = SparkContext.getOrCreate(SparkConf().setAll(list(settings.items())))
+    context.setLogLevel("OFF")
+    if _transforms(pipelines):
+        sql_session(context)
+    return context
+
+
+def sql_session(context: SparkContext) -> SparkSession:
+    """Return the SQL session of a context with the settings of the context.
+
+    Only transformations need it. It takes a quarter of the processor time in which Spark starts.
+    """
+    session = SparkSession.builder.getOrCreate()
+    _hide_secrets(session, [name for name, _ in context.getConf().getAll()])
+    # It logs errors that are raised anyway, with a hundred lines of Java.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     return session
+
+
+def _convert_no_numpy() -> None:
+    """Take the converters of NumPy's values from the gateway to the JVM.
+
+    PySpark asks them about each argument of a call. To answer, they import its test tools, and these import pandas and Arrow: a second of
+    processor time. Without a transformation, no argument is a value of NumPy.
+    """
+    INPUT_CONVERTER[:] = [each for each in INPUT_CONVERTER if not isinstance(each, NumpyArrayConverter | NumpyScalarConverter)]
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:
@@ -113,7 +134,7 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
     SparkContext._ensure_initialized(conf=shown)
 
 
-def _hide_secrets(session: SparkSession, settings: Mapping[str, str]) -> None:
+def _hide_secrets(session: SparkSession, settings: Iterable[str]) -> None:
     """Take secrets from the settings of the session, which Spark gives to each task. The context, and so Spark itself, keeps them."""
     conf = session._jsparkSession.sessionState().conf()
     for name in filter(is_secret, settings):
@@ -126,22 +147,28 @@ def session_settings(pipelines: PipelinesSpec, jars: Sequence[str], java: str) -
     JVM options of the user come after those of Bascule.
     """
     where = (
-        _LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)} if _local(pipelines) else {"spark.jars": ",".join(jars)}
+        _LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)}
+        if runs_locally(pipelines)
+        else {"spark.jars": ",".join(jars)}
     )
     local = _local_cores(pipelines)
     if local is not None:
         # Without it, Spark would split a small static table of a transformation into as many parts as there are slots.
         where["spark.default.parallelism"] = str(local)
     settings = {**_SETTINGS, **where, **pipelines.spark}
-    quick = "" if any(divert.enabled and divert.transformed for divert in pipelines.diverts) else _QUICK_START
+    quick = "" if _transforms(pipelines) else _QUICK_START
     settings[_JAVA_OPTIONS] = " ".join(filter(None, (java, quick, settings.get(_JAVA_OPTIONS))))
     return settings
 
 
-def cores(session: Callable[[], SparkSession], pipelines: PipelinesSpec) -> int:
+def _transforms(pipelines: PipelinesSpec) -> bool:
+    return any(divert.enabled and divert.transformed for divert in pipelines.diverts)
+
+
+def cores(context: Callable[[], SparkContext], pipelines: PipelinesSpec) -> int:
     """Return the number of tasks that Spark's cores can run side by side. A local Spark need not be ready."""
     local = _local_cores(pipelines)
-    return session().sparkContext.defaultParallelism if local is None else local
+    return context().defaultParallelism if local is None else local
 
 
 def _local_cores(pipelines: PipelinesSpec) -> int | None:
@@ -158,7 +185,8 @@ def master_url(pipelines: PipelinesSpec) -> str:
     return f"local[{LOCAL_SLOTS}]" if _local_cores(pipelines) is not None else pipelines.master
 
 
-def _local(pipelines: PipelinesSpec) -> bool:
+def runs_locally(pipelines: PipelinesSpec) -> bool:
+    """Return whether Spark runs its tasks on the machine of the driver, without executors."""
     return pipelines.master.startswith("local")
 
 

@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING, Any
 
 from bascule.core import crash
 from bascule.core.errors import BadRecord, BasculeError, Scope
@@ -31,11 +28,14 @@ from bascule.pipelines.divert import (
     journal_header,
 )
 from bascule.pipelines.ingress import IngressEngine
-from bascule.pipelines.rows import arrow_batches, message_row
+from bascule.pipelines.rows import message_row
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.writer.claims import Claim
 from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import COMMON
+
+if TYPE_CHECKING:  # resident tasks do without Arrow, which is half of the start of the process that forks their workers
+    import pyarrow as pa
 
 #: The place of a message in the journal: the offset of its record, and its index there.
 Message = tuple[int, int]
@@ -106,7 +106,7 @@ class KnownDiverts:
         return True
 
 
-Batches = Iterator[pa.RecordBatch]
+Batches = Iterator["pa.RecordBatch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,8 @@ class DivertTask:
 
     def __call__(self, batches: Batches) -> Batches:
         """Carry the rows of one batch in order. Raises BatchTooLarge before anything is written."""
+        import pyarrow as pa
+
         position = held_position(self.pipelines, self.claim)
         reader = JournalReader(position, self.diverts, self._answers)
         engine = self._engine()
@@ -201,6 +203,8 @@ class DivertTask:
 
 def _split(batch: pa.RecordBatch, made: dict[tuple[str, int, int], list[TransformedRecord]]) -> tuple[pa.RecordBatch, int]:
     """Keep the transformed rows of a batch. Return its journal rows and the number of bytes kept."""
+    import pyarrow.compute as pc
+
     own = pc.is_null(batch.column("divert"))
     kept = batch.filter(pc.invert(own))
     for divert, offset, index, topic, has_key, key, value, headers in _rows(kept, _RECORD_COLUMNS):
@@ -224,6 +228,8 @@ class RowsTask:
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield batches of message rows: a journal record may contain hundreds of messages, each a dozen times as large in memory."""
+        from bascule.pipelines.arrow_rows import arrow_batches
+
         choice = DivertFilter(self.divert)
         for batch in batches:
             yield from arrow_batches(row for journal_row in _rows(batch, _JOURNAL_COLUMNS) for row in self._messages(choice, *journal_row))

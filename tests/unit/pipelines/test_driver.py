@@ -22,7 +22,7 @@ from bascule.pipelines.queries import Query
 from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition
 from bascule.writer.position import COMMON, ENDED, Position, PositionTaken, position_key
 from tests.scenarios import test_lost_positions
-from tests.scenarios.sparkless import Bridge, Job, Session
+from tests.scenarios.sparkless import Bridge, Context, Job
 from tests.scenarios.test_joining import (  # noqa: F401 - the same on the mock cluster
     test_divert_joins_the_common_position_only_when_close_and_while_the_others_run,
     test_divert_whose_join_commit_was_in_doubt_has_joined,
@@ -84,7 +84,7 @@ def test_driver_without_enabled_pipelines_starts_no_spark(
     bridge.journal.start_epoch()
     with bridge.running(bridge.divert("x")) as running:
         running.settle()
-    monkeypatch.setattr(module, "spark_session", lambda _: pytest.fail("it starts Spark"))
+    monkeypatch.setattr(module, "spark_context", lambda _: pytest.fail("it starts Spark"))
     caplog.set_level(logging.INFO)
     disabled = IngressSpec("in", "queue", ("t",), enabled=False)
     with bridge.running(bridge.divert("x", enabled=False), ingresses=(disabled,)) as running:
@@ -104,17 +104,29 @@ def test_messages_left_by_a_removed_divert_start_spark_although_no_pipeline_is_e
     with bridge.running(bridge.divert("x", exclusive=True)) as running:
         running.settle()
     bridge.send("1", taken_by=["x"])
-    sessions: list[Any] = []
+    contexts: list[Any] = []
 
-    def session(_: PipelinesSpec) -> Session:
-        sessions.append(Session())
-        return sessions[-1]  # type: ignore[no-any-return]
+    def context(_: PipelinesSpec) -> Context:
+        contexts.append(Context())
+        return contexts[-1]  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(module, "spark_session", session)
+    monkeypatch.setattr(module, "spark_context", context)
     with bridge.running(bridge.divert("y", enabled=False)) as running:
         running.settle()
-        assert [running.driver._spark] == sessions
+        assert [running.driver._spark] == contexts
     assert bridge.dead() == ["x: 1"]
+
+
+def test_plain_diverts_need_no_sql_session_even_to_catch_up_and_join(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "sql_session", lambda _: pytest.fail("it starts Spark SQL"))
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("x")) as running:
+        running.settle()
+    bridge.send("1", "2")
+    with bridge.running(bridge.divert("x"), bridge.divert("y", start=StartPosition(EARLIEST))) as running:
+        running.settle()
+        assert "divert:y" not in running.driver.queries
+    assert bridge.carried("x") == bridge.carried("y") == ["1", "2"]
 
 
 def test_disabled_diverts_have_no_running_query(bridge: Bridge) -> None:
@@ -249,7 +261,7 @@ def test_catch_up_that_misses_its_end_does_not_join_divert(bridge: Bridge, monke
         bridge.send("3")
         running.batch(COMMON)
         running.batch("divert:past", end=2)
-        monkeypatch.setattr(module, "TransformingBatch", lambda *_: lambda _: None)
+        monkeypatch.setattr(module, "carry_up_to", lambda *_: None)
         running.driver.poll()
         assert "divert:past" in running.driver.queries
         assert running.query(COMMON) is not None, "the other queries continue"
@@ -301,7 +313,7 @@ def test_driver_stops_and_reports_no_lag_when_kafka_is_unavailable(
     driver = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, checkpoint_dir=str(tmp_path)))
     driver._ingresses.claims["ingress:in"] = (driver._positions.claim("ingress:in/t/0", Position("t", "id", 0, 1)),)
     shipped = ResidentTasks([], driver.pipelines.kafka, committed=True)
-    driver.queries["ingress:in"] = Query("ingress:in", lambda: None, tmp_path, running=Job(Session(), "in", shipped))
+    driver.queries["ingress:in"] = Query("ingress:in", lambda: None, tmp_path, running=Job(Context(), "in", shipped))
 
     def away(*_: object) -> Any:
         raise Unavailable("no Kafka")
@@ -340,8 +352,8 @@ def test_driver_without_spark_looks_for_topics_again_and_again(bridge: Bridge) -
         assert not running.driver._starting.started
 
 
-def test_unstarted_driver_has_no_spark_session() -> None:
-    with pytest.raises(Unavailable, match="no Spark session"):
+def test_unstarted_driver_has_no_spark_context() -> None:
+    with pytest.raises(Unavailable, match="no Spark context"):
         _ = Driver(PipelinesSpec("a", {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}))._spark
 
 

@@ -1,4 +1,4 @@
-"""Jobs of resident tasks, with a session that runs them in this process."""
+"""Jobs of resident tasks, with a context that runs them in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bascule.core.errors import Unavailable
-from bascule.core.kafka_records import Taken
+from bascule.core.kafka_records import KafkaRecord, Taken
 from bascule.pipelines import jobs
 from bascule.pipelines.failures import CarriedError, error_from_spark
 from bascule.pipelines.jobs import ResidentJob, ResidentTasks
@@ -35,7 +35,7 @@ class Task:
         assert self._cancelled.wait(30)
 
 
-class Session:
+class Context:
     """As much of Spark as a job needs. It runs the first task only."""
 
     def __init__(self) -> None:
@@ -45,11 +45,11 @@ class Session:
         self.asked: list[tuple[range, int]] = []
         self.deaf = 0  # cancellations that it does not hear
 
-    def parallelize(self, numbers: range, partitions: int) -> Session:
+    def parallelize(self, numbers: range, partitions: int) -> Context:
         self.asked.append((numbers, partitions))
         return self
 
-    def mapPartitions(self, run: Callable[[Any], Iterator[Any]]) -> Session:
+    def mapPartitions(self, run: Callable[[Any], Iterator[Any]]) -> Context:
         self._run = run
         return self
 
@@ -58,10 +58,6 @@ class Session:
 
     def collect(self) -> None:
         assert list(self._run(iter(()))) == []
-
-    @property
-    def sparkContext(self) -> Session:
-        return self
 
     def setLocalProperty(self, name: str, value: str) -> None:
         self.names[name] = value
@@ -76,26 +72,26 @@ class Session:
             self.cancelled.set()
 
 
-def job(session: Any, *tasks: Task) -> ResidentJob:
-    return ResidentJob(session, "diverts-1", ResidentTasks(tasks, {}, committed=False))
+def job(context: Any, *tasks: Task) -> ResidentJob:
+    return ResidentJob(context, "diverts-1", ResidentTasks(tasks, {}, committed=False))
 
 
 def test_job_has_a_partition_for_each_task_and_runs_until_it_is_cancelled() -> None:
-    session = Session()
-    tasks = [Task(session.cancelled), Task(session.cancelled)]
-    running = job(session, *tasks)
+    context = Context()
+    tasks = [Task(context.cancelled), Task(context.cancelled)]
+    running = job(context, *tasks)
     assert running.active
     running.stop()
     assert not running.active
     assert running.failure() is None
-    assert session.asked == [(range(2), 2)]
-    assert session.names == {"spark.jobGroup.id": running.job_group}
+    assert context.asked == [(range(2), 2)]
+    assert context.names == {"spark.jobGroup.id": running.job_group}
     assert [task.ran for task in tasks] == [1, 0]
 
 
 def test_error_of_a_task_ends_the_job_and_reaches_the_driver() -> None:
-    session = Session()
-    running = job(session, Task(session.cancelled, Unavailable("no Kafka")))
+    context = Context()
+    running = job(context, Task(context.cancelled, Unavailable("no Kafka")))
     assert running._ended.exception(30) is running.failure()
     assert not running.active
     failure = running.failure()
@@ -105,19 +101,19 @@ def test_error_of_a_task_ends_the_job_and_reaches_the_driver() -> None:
 
 def test_job_that_spark_does_not_know_yet_is_cancelled_when_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "CANCEL_S", 0.01)
-    session = Session()
-    session.deaf = 3
-    running = job(session, Task(session.cancelled))
+    context = Context()
+    context.deaf = 3
+    running = job(context, Task(context.cancelled))
     running.stop()
     assert not running.active
-    assert session.deaf == 0
+    assert context.deaf == 0
 
 
 def test_stop_waits_for_a_limited_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "STOP_TIMEOUT_S", 0.01)
-    session = Session()
+    context = Context()
     goes_on = threading.Event()
-    running = job(session, Task(goes_on))
+    running = job(context, Task(goes_on))
     running.stop()
     assert running.active
     goes_on.set()
@@ -139,12 +135,37 @@ def test_task_ends_although_the_daemon_that_forked_its_worker_ended_before_the_t
         next(jobs.supervised([Taken([])]))
 
 
+@pytest.mark.parametrize(("end", "yielded"), [(1, [[0]]), (3, [[0, 1], [2]]), (4, [[0, 1], [2, 3]]), (6, [[0, 1], [2, 3], [], []])])
+def test_bounded_source_stops_before_its_end_offset_or_where_no_record_is_left_before_it(end: int, yielded: list[list[int]]) -> None:
+    place = ("journal", 0)
+
+    def records(*offsets: int) -> list[KafkaRecord]:
+        return [KafkaRecord(*place, offset, None, b"", (), 0) for offset in offsets]
+
+    def source() -> Iterator[Taken]:
+        yield Taken(records(0, 1))
+        yield Taken(records(2, 3), [place])
+        yield Taken([], [place])
+        yield Taken([], [], {place: 6})  # the records at 4 and 5 are gone
+        pytest.fail("it reads on")
+
+    assert [[record.offset for record in taken.records] for taken in jobs.bounded(source(), end)] == yielded
+
+
+def test_error_of_a_task_that_catches_up_reaches_the_driver() -> None:
+    context: Any = Context()
+    with pytest.raises(CarriedError) as raised:  # the model of Spark runs the task in this process
+        jobs.carry_up_to(context, Task(context.cancelled, Unavailable("no Kafka")), {}, 7)
+    assert isinstance(error_from_spark(raised.value), Unavailable)
+    assert context.asked == [(range(1), 1)]
+
+
 @pytest.mark.parametrize(
     ("master", "url", "count"),
     [("local", f"local[{LOCAL_SLOTS}]", 1), ("local[3]", f"local[{LOCAL_SLOTS}]", 3), ("spark://host:7077", "spark://host:7077", 12)],
 )
 def test_local_spark_has_a_slot_for_each_resident_task(master: str, url: str, count: int) -> None:
     pipelines = PipelinesSpec("b", {}, master=master)
-    session: Any = type("Session", (), {"sparkContext": type("Context", (), {"defaultParallelism": 12})})
+    context: Any = type("Context", (), {"defaultParallelism": 12})
     assert master_url(pipelines) == url
-    assert cores(lambda: session, pipelines) == count
+    assert cores(lambda: context, pipelines) == count

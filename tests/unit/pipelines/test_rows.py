@@ -8,7 +8,8 @@ import pytest
 
 from bascule.core.destination import Routing
 from bascule.journal.records import Send, SendFlag
-from bascule.pipelines.rows import ARROW_SCHEMA, malformed_row, message_row
+from bascule.pipelines.arrow_rows import ARROW_SCHEMA
+from bascule.pipelines.rows import malformed_row, message_row
 from tests.support.journal import text_message
 
 NEVER_MS = 2**63 - 1

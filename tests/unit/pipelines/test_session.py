@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark
 import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkRuntimeError
@@ -16,6 +18,7 @@ from pyspark.errors import PySparkRuntimeError
 from bascule.core.errors import Unavailable
 from bascule.pipelines import session
 from bascule.pipelines.session import SparkEnded, StartingSpark
+from bascule.pipelines.worker_daemon import quick_paths
 
 
 @pytest.fixture
@@ -26,45 +29,45 @@ def jvm() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def session_of(process: object) -> Any:
-    return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=process)))
+def context_of(process: object) -> Any:
+    return SimpleNamespace(_gateway=SimpleNamespace(proc=process))
 
 
-def test_spark_is_started_once_and_has_no_session_before() -> None:
+def test_spark_is_started_once_and_has_no_context_before() -> None:
     made: list[Any] = []
 
     def make() -> Any:
-        made.append(session_of(None))
+        made.append(context_of(None))
         return made[-1]
 
     spark = StartingSpark(make)
-    with pytest.raises(Unavailable, match="no Spark session"):
-        spark.session()
+    with pytest.raises(Unavailable, match="no Spark context"):
+        spark.context()
     assert not spark.started
     spark.start()
     spark.start()
     assert spark.started
-    assert [spark.session(), spark.session()] == [made[0], made[0]]
+    assert [spark.context(), spark.context()] == [made[0], made[0]]
     assert len(made) == 1
 
 
-def test_error_of_the_start_is_raised_where_the_session_is_needed() -> None:
+def test_error_of_the_start_is_raised_where_the_context_is_needed() -> None:
     def make() -> Any:
         raise Unavailable("no JDK")
 
     spark = StartingSpark(make)
     spark.start()
     with pytest.raises(Unavailable, match="no JDK"):
-        spark.session()
+        spark.context()
     spark.check()
     assert not spark.has_ended
 
 
 def test_end_of_the_jvm_is_noticed(jvm: subprocess.Popen[bytes]) -> None:
-    spark = StartingSpark(lambda: session_of(jvm))
+    spark = StartingSpark(lambda: context_of(jvm))
     spark.check()
     spark.start()
-    spark.session()
+    spark.context()
     spark.check()
     jvm.kill()
     jvm.wait()
@@ -80,7 +83,7 @@ def test_failed_start_of_the_jvm_ends_the_driver_and_leaves_nothing_to_stop() ->
     spark = StartingSpark(make)
     spark.start()
     with pytest.raises(SparkEnded, match="did not start"):
-        spark.session()
+        spark.context()
     spark.stop()
 
 
@@ -88,11 +91,11 @@ def test_error_of_a_call_is_the_end_of_the_jvm_only_if_the_jvm_has_ended(
     jvm: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "END_S", 0.01)
-    spark = StartingSpark(lambda: session_of(jvm))
+    spark = StartingSpark(lambda: context_of(jvm))
     with pytest.raises(Py4JError, match="no answer"), spark.watched():
         raise Py4JError("no answer")
     spark.start()
-    spark.session()
+    spark.context()
     with pytest.raises(Py4JError, match="no answer"), spark.watched():
         raise Py4JError("no answer")
     monkeypatch.undo()
@@ -102,10 +105,29 @@ def test_error_of_a_call_is_the_end_of_the_jvm_only_if_the_jvm_has_ended(
 
 
 def test_jvm_that_somebody_else_has_started_is_not_watched() -> None:
-    spark = StartingSpark(lambda: SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None)))  # type: ignore[arg-type, return-value]
+    spark = StartingSpark(lambda: SimpleNamespace(_gateway=None))  # type: ignore[arg-type, return-value]
     spark.start()
-    spark.session()
+    spark.context()
     spark.check()
+
+
+def test_process_that_forks_workers_imports_the_files_of_an_installed_spark_and_no_archive() -> None:
+    home = Path(pyspark.__file__).parent
+    installed, archives = str(home.parent), [str(home / "python/lib/pyspark.zip"), str(home / "jars/spark-core_2.13-4.2.0.jar")]
+    paths = ["/tmp/files", *archives, "/usr/lib/python311.zip", installed]
+    assert quick_paths(paths, str(home)) == ["/tmp/files", "/usr/lib/python311.zip", installed]
+    # Spark without an installed package, and another Spark than the package.
+    assert quick_paths(paths[:-1], str(home)) == paths[:-1]
+    assert quick_paths([*paths, "/opt/spark/python/lib/pyspark.zip"], "/opt/spark") == [*paths, "/opt/spark/python/lib/pyspark.zip"]
+    assert quick_paths(paths, None) == paths
+
+
+@pytest.mark.parametrize(("pool", "there"), [("resident", False), ("diverts rows", True)])
+def test_process_that_forks_workers_has_arrow_only_for_workers_that_get_rows(pool: str, there: bool) -> None:
+    code = "import sys, bascule.pipelines.worker_daemon; print('pyarrow' in sys.modules)"
+    in_pool = os.environ | {"BASCULE_PIPELINE": pool}
+    done = subprocess.run([sys.executable, "-c", code], env=in_pool, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{there}\n"
 
 
 def test_imports_of_the_process_that_forks_workers_start_no_thread_except_that_of_an_allocator() -> None:

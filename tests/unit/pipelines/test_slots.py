@@ -36,9 +36,9 @@ class Tracker:
 
 def test_stages_with_tasks_that_neither_run_nor_have_ended_wait() -> None:
     tracker = Tracker({1: (1, 1, 0), 2: (1, 0, 0), 3: (4, 1, 1), 4: None, 5: (2, 0, 2)})
-    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+    context: Any = SimpleNamespace(statusTracker=lambda: tracker)
     pipelines = {"run-0": "diverts", "run-1": "group:g"}
-    assert waiting_stages(session, pipelines) == [WaitingStage(2, "diverts", 1, 1), WaitingStage(3, "group:g", 4, 2)]
+    assert waiting_stages(context, pipelines) == [WaitingStage(2, "diverts", 1, 1), WaitingStage(3, "group:g", 4, 2)]
 
 
 def test_task_without_slot_is_reported_once_after_some_time(caplog: pytest.LogCaptureFixture) -> None:

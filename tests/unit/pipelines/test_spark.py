@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,3 +168,18 @@ def test_kafka_range_is_bounded_on_both_sides() -> None:
     assert json.loads(given["startingOffsets"]) == {"journal": {"3": 5}}
     assert json.loads(given["endingOffsets"]) == {"journal": {"3": 9}}
     assert given["failOnDataLoss"] == "true"
+
+
+def test_driver_without_transformations_imports_neither_arrow_nor_pandas_when_it_calls_spark() -> None:
+    code = """
+import sys
+from py4j.protocol import INPUT_CONVERTER
+import bascule.pipelines.driver
+from bascule.pipelines.spark import _convert_no_numpy
+_convert_no_numpy()
+assert INPUT_CONVERTER
+assert not any(each.can_convert(argument) for each in INPUT_CONVERTER for argument in ("text", 1, b""))
+print({"numpy", "pandas", "pyarrow"} & sys.modules.keys())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -13,7 +13,7 @@ from bascule.core.destination import Routing
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.jms.sections import DATA, PROPERTIES, section_bytes
 from bascule.journal.records import Kind, Send, SendFlag, encode_record, send_entry
-from bascule.pipelines import rows as row_batches
+from bascule.pipelines import arrow_rows as row_batches
 from bascule.pipelines import tasks
 from bascule.pipelines.divert import DivertEngine, JournalReader, TransformedRecord
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
