@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     shares, compiled = _shares(items), build() == "compiled"
     items.sort(key=lambda item: (shares.get(item.path, 1.0), item.path))
     for item in items:
-        if _directory(item) in SERVICE_DIRECTORIES:
+        if _directory(item.path) in SERVICE_DIRECTORIES:
             item.add_marker(pytest.mark.services)
             if item.get_closest_marker("on_mock_cluster"):
                 item.add_marker(pytest.mark.slow)
@@ -121,7 +121,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _shares(items: list[pytest.Item]) -> dict[Path, float]:
     """Return for each file the share of its kind's work that comes before the middle of the file."""
-    directories = {item.path: _directory(item) for item in items}
+    directories = {item.path: _directory(item.path) for item in items}
     shares: dict[Path, float] = {}
     for usual_s in (COMPUTING_S, WAITING_S):
         # Within a directory large files come first: they take longer, and do not all need Spark at the same time.
@@ -135,8 +135,9 @@ def _shares(items: list[pytest.Item]) -> dict[Path, float]:
 
 def _timeout_s(item: pytest.Item) -> float:
     """Return the timeout of a test on a machine of the usual speed, if the command line sets none."""
-    services = _directory(item) in SERVICE_DIRECTORIES
-    lasting = _directory(item) in LASTING_DIRECTORIES or item.get_closest_marker("slow") is not None
+    directory = _directory(item.path)
+    services = directory in SERVICE_DIRECTORIES
+    lasting = directory in LASTING_DIRECTORIES or item.get_closest_marker("slow") is not None
     marker = item.get_closest_marker("timeout")
     if marker is None:
         return TIMEOUT_MAX_S if services else float(item.config.getini("timeout"))
@@ -149,8 +150,9 @@ def pytest_xdist_auto_num_workers() -> int:
     return WORKERS
 
 
-def _directory(item: pytest.Item) -> str:
-    return item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+@cache
+def _directory(path: Path) -> str:
+    return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -160,8 +162,8 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        _freeze_if_thawed()  # before the collector can examine the objects
         gc.enable()
-        _freeze_if_thawed()
 
 
 def _thaw() -> None:

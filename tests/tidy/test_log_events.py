@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,20 +31,27 @@ def logged() -> Iterator[tuple[str, str]]:
                     yield words[0], severity.removeprefix("Severity.").lower()
 
 
-EVENTS = dict(logged())
+@cache
+def events() -> Mapping[str, str]:
+    """Return the severity of each event. Not computed on import, since each test process imports this file."""
+    return dict(logged())
+
+
 ROWS = re.findall(r"^\| `([^`]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
 
 
-#: Texts that begin with fixed words: fields of lines, and the events themselves.
-TEXTS = [each for each in all_texts() if re.match(r"\w+\\ \w+|\w+\\ \.\*", each)]
+@cache
+def texts() -> list[str]:
+    """Return patterns of texts that begin with fixed words: fields of lines, and the events themselves."""
+    return [each for each in all_texts() if re.match(r"\w+\\ \w+|\w+\\ \.\*", each)]
 
 
 def test_each_log_event_has_one_severity() -> None:
-    assert len(EVENTS) == len(set(logged()))
+    assert len(events()) == len(set(logged()))
 
 
 def test_log_page_lists_each_warning_and_error_with_its_severity() -> None:
-    ours = {(event, severity) for event, severity in EVENTS.items() if severity != "info"}
+    ours = {(event, severity) for event, severity in events().items() if severity != "info"}
     assert len(ours) > 50
     assert {(event, severity) for event, severity, _, _ in ROWS} == ours
     assert len(ROWS) == len(ours), "an event has one row"
@@ -52,12 +60,12 @@ def test_log_page_lists_each_warning_and_error_with_its_severity() -> None:
 def is_written(text: str) -> bool:
     """Return whether the product writes a line with this event, or with this text in a field; ``...`` and N stand for values."""
     event = re.sub(r" \w+=.*", "", text)
-    if event in EVENTS:
+    if event in events():
         return True
     parts = [re.escape(part) for part in re.split(r"\.\.\.|\bN\b", event)]
     begins = re.compile(".*".join(parts), re.DOTALL)
     # One word would match lines of many events.
-    return " " in event and any(re.fullmatch(each, event, re.DOTALL) or begins.match(re.sub(r"\\(.)", r"\1", each)) for each in TEXTS)
+    return " " in event and any(re.fullmatch(each, event, re.DOTALL) or begins.match(re.sub(r"\\(.)", r"\1", each)) for each in texts())
 
 
 def search_strings() -> set[str]:
