@@ -109,6 +109,11 @@ class DriverControl:
         self._begun = True
 
     @property
+    def defined(self) -> frozenset[str]:
+        """The pipelines that are defined at run time, or were until their positions are deleted."""
+        return self._definitions.pipelines
+
+    @property
     def defined_ingresses(self) -> set[str]:
         """The names of the ingresses that are defined at run time, or were until their positions are deleted."""
         return {name.removeprefix(INGRESS) for name in self._definitions.pipelines if name.startswith(INGRESS)}
