@@ -141,7 +141,7 @@ class RedriveRun:
         # A filter may match nothing in millions of records, and a driver that stops does not wait for them.
         for letter in self._topics.letters(bounds, done, self._job.filter, self._pipelines.bridge_id, lambda _: self._stopped()):
             batch.append(letter)
-            size_bytes += len(letter.value)
+            size_bytes += letter.size_bytes
             if len(batch) >= LETTERS_MAX or size_bytes >= LETTERS_BYTES_MAX:
                 self._check_topic()
                 yield batch

@@ -220,7 +220,7 @@ def _hides(mask: PropertyMask, header: str) -> bool:
 def _value_of(letter: PipelineDeadLetter, mask: PropertyMask) -> str:
     """Return the beginning of the body of a message, or of the value of a record."""
     try:
-        return _beginning(content(letter.value, mask) if letter.address else letter.value)
+        return _beginning(content(letter.value or b"", mask) if letter.address else letter.value or b"")
     except BasculeError as error:
         return f"({error})"
 
@@ -238,7 +238,8 @@ def _described(letter: PipelineDeadLetter) -> dict[str, Any]:
         "reason": letter.reason,
         "time_ms": letter.timestamp_ms,
         "redrives": letter.redrives,
-        "bytes": len(letter.value),
+        "bytes": letter.size_bytes,
+        "tombstone": letter.value is None,
         "address": letter.address,
         "message": letter.message_id,
         "incomplete": letter.incomplete,
