@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -43,11 +43,13 @@ def _promised(method: str, path: str) -> Iterator[Any]:
         return
     parts = f"/{path}".split("/")
     for (known_method, template), operation in OPERATIONS.items():
-        words = template.split("/")
-        if known_method == method and len(words) == len(parts):
-            if all(word.startswith("{") or word == part for word, part in zip(words, parts, strict=True)):
-                yield from (type_ for status, type_ in operation.answers.items() if status in _DONE and not isinstance(type_, str))
-                return
+        if known_method == method and _fits(template.split("/"), parts):
+            yield from (type_ for status, type_ in operation.answers.items() if status in _DONE and not isinstance(type_, str))
+            return
+
+
+def _fits(words: Sequence[str], parts: Sequence[str]) -> bool:
+    return len(words) == len(parts) and all(word.startswith("{") or word == part for word, part in zip(words, parts, strict=True))
 
 
 def _differences(value: Any, type_: Any, where: str) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import sys
 import time
 from functools import partial
@@ -14,7 +13,9 @@ from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import moment
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, cell, note, show_document, show_result, show_rows, table
+from bascule.cli.times import time_of_option
 from bascule.core.errors import InvalidInput
+from bascule.core.times import TIME_FORMS
 
 commands = typer.Typer(
     help="Show, redrive and discard records that diverts and ingresses could not carry.",
@@ -31,10 +32,8 @@ COUNT_MAX: Final = 1_000
 
 PipelineOption = Annotated[str, typer.Option("--pipeline", metavar="KIND:NAME", help="Only those of divert:NAME or ingress:NAME")]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Only those with this text in the error, in any case")]
-SinceOption = Annotated[
-    str, typer.Option("--since", metavar="TIME", help="Only messages of this time or later (ISO 8601, UTC without a zone)")
-]
-UntilOption = Annotated[str, typer.Option("--until", metavar="TIME", help="Only messages from before this time (ISO 8601)")]
+SinceOption = Annotated[str, typer.Option("--since", metavar="TIME", help=f"Only messages of this time or later: {TIME_FORMS}")]
+UntilOption = Annotated[str, typer.Option("--until", metavar="TIME", help=f"Only messages from before this time: {TIME_FORMS}")]
 HeaderOption = Annotated[
     list[str] | None, typer.Option("--header", metavar="NAME:VALUE", help="Only those with this header", show_default=False)
 ]
@@ -194,7 +193,8 @@ def _chosen(pipeline: str, reason: str, since: str, until: str, header: list[str
         if not colon:
             raise InvalidInput(f"--header is {each!r:.60}; must be NAME:VALUE")
         headers[name] = value
-    return _Chosen(pipeline, reason, _time_ms("--since", since), _time_ms("--until", until), headers)
+    since_ms, until_ms = (time_of_option(*each) if each[1] else 0 for each in (("--since", since), ("--until", until)))
+    return _Chosen(pipeline, reason, since_ms, until_ms, headers)
 
 
 def _meant(places: list[str] | None, chosen: _Chosen, *, every: bool) -> dict[str, Any]:
@@ -205,13 +205,3 @@ def _meant(places: list[str] | None, chosen: _Chosen, *, every: bool) -> dict[st
     if every == bool(said):
         raise InvalidInput("say which dead letters are meant: places, options such as --pipeline, or --all")
     return said or {"all": True}
-
-
-def _time_ms(option: str, text: str) -> int:
-    if not text:
-        return 0
-    try:
-        found = datetime.datetime.fromisoformat(text)
-        return max(0, int((found if found.tzinfo else found.replace(tzinfo=datetime.UTC)).timestamp() * 1000))
-    except (ValueError, OverflowError):
-        raise InvalidInput(f"{option} is {text!r:.60}; use a timestamp such as '2026-01-31T08:00:00Z'") from None

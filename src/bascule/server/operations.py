@@ -77,7 +77,7 @@ def _part(what: str, answer: Any, columns: listing.ListColumns) -> Operation:
             Parameter("search", f"Text to find in {searched}", {"type": "string", "maxLength": listing.SEARCH_MAX}),
             Parameter("sort", "Column to sort by", {"enum": list(columns.sortable), "default": columns.sortable[0]}),
             Parameter("order", "Order", {"enum": ["ascending", "descending"], "default": "ascending"}),
-            Parameter("offset", "Number of entries to skip", _number(0, 10**listing.OFFSET_DIGITS_MAX - 1, 0)),
+            Parameter("offset", "Number of entries to skip", _number(0, listing.PART_OFFSET_MAX, 0)),
             Parameter("limit", "Maximum number of entries", _number(1, listing.PART_ENTRIES_MAX, listing.PART_ENTRIES)),
         ),
     )

@@ -29,7 +29,8 @@ from bascule.jms.from_kafka import property_of
 from bascule.kafka.redriving import LetterTopic, RedriveTopics
 from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
-from bascule.server.admin_arguments import arguments_of
+from bascule.server.admin_arguments import arguments_of, number_in
+from bascule.server.listing import number_of
 from bascule.server.shown_messages import content
 from bascule.timeline.budget import SearchBudget
 from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter, Place, dead_letter_of
@@ -55,8 +56,8 @@ SHOWN_MAX: Final = 1_000
 JOBS_MAX: Final = 100
 #: How long finished jobs are listed, in ms.
 KEPT_MS: Final = 7 * 24 * 3600 * 1000
-#: Digits of a number in a path or parameter.
-_DIGITS_MAX: Final = 19
+#: The largest number of a partition, offset or time that Kafka has.
+NUMBER_MAX: Final = 2**63 - 1
 _FILTERS: Final = ("pipeline", "reason", "since_ms", "until_ms", "headers")
 
 
@@ -95,7 +96,7 @@ class RedrivePages:
         ]
 
     async def _list(self, request: Request) -> Response:
-        count = _number("count", request.query_params.get("count", str(LETTERS)), LETTERS_MAX)
+        count = number_of(request.query_params, "count", LETTERS, 0, LETTERS_MAX)
         chosen = _filter_of(_parameters(request))
         for name in sorted(filter(partial(_hides, self._mask()), chosen.headers)):
             raise InvalidInput(f"header: admin.masked_properties hides the values of {name!r:.60}; choose by another header")
@@ -106,7 +107,7 @@ class RedrivePages:
         })  # fmt: skip
 
     async def _show(self, request: Request) -> Response:
-        partition, offset = (_number(name, request.path_params[name]) for name in ("partition", "offset"))
+        partition, offset = (number_in(name, request.path_params[name], 0, NUMBER_MAX) for name in ("partition", "offset"))
         place = f"{partition}:{offset}"
         self._record("redrive show", place, request)
         shown = await self._pages.beside(partial(self._read_one, partition, offset))
@@ -278,7 +279,7 @@ def _parameters(request: Request) -> dict[str, Any]:
                 raise InvalidInput(f"parameter header is {value!r:.60}; must be NAME:VALUE")
             headers[key] = text
         elif name in ("since_ms", "until_ms"):
-            said[name] = _number(name, value)
+            said[name] = number_in(name, value, 0, NUMBER_MAX)
         elif name in ("pipeline", "reason"):
             said[name] = value
         elif name != "count":
@@ -308,13 +309,7 @@ def _place(text: object) -> Place:
     partition, colon, offset = str(text).partition(":")
     if not colon:
         raise InvalidInput(f"place {text!r:.60} must be PARTITION:OFFSET")
-    return _number("partition", partition), _number("offset", offset)
-
-
-def _number(name: str, text: str, most: int = 2**63 - 1) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX and int(text) <= most):
-        raise InvalidInput(f"{name} {text!r:.60} must be a number from 0 to {most}")
-    return int(text)
+    return number_in("partition", partition, 0, NUMBER_MAX), number_in("offset", offset, 0, NUMBER_MAX)
 
 
 def _upto(topic: LetterTopic | None) -> str:
