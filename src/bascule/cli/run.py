@@ -207,16 +207,21 @@ def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_por
 
     Print `ready kafka=HOST:PORT` when it serves.
     """
+    hold_hangups()
     require("broker")
     from bascule.config import load
     from bascule.embedded.protection import PORTS_FILE
+    from bascule.embedded.service_manager import NO_SERVICE_MANAGER
     from bascule.server.supervisor import choose_ports
 
-    settings = load(config, flags=_flags(data_dir=data_dir, kafka_port=kafka_port)).settings
+    read = partial(load, config, flags=_flags(data_dir=data_dir, kafka_port=kafka_port))
+    configuration = read()
+    settings = configuration.settings
     configure(settings.log.values)
     _keep_files_private()
     directory = settings.embedded.data_dir.absolute()
     with StopSignals(impatient=True) as stop, _only_one(directory):
+        LogReload(configuration, read, NO_SERVICE_MANAGER, whole_process=False).on_hangup()
         ports = choose_ports(directory / PORTS_FILE, _kafka_listeners(settings))
         node = _embedded_kafka(settings, directory, ports)
         try:
