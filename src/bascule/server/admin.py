@@ -45,7 +45,7 @@ from bascule.core.log import get_log
 from bascule.embedded.process import PortInUse
 from bascule.server import admin_http, looks
 from bascule.server.actions import ACTIONS, CONTENT_ACTIONS
-from bascule.server.admin_access import OPEN, AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, SecureHeaders
+from bascule.server.admin_access import METRICS_PATH, OPEN, AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, SecureHeaders
 from bascule.server.admin_app import AdminPage, CurrentApp, Page, not_routed, routes_of
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.admin_http import PEER_ENDED
@@ -339,7 +339,7 @@ def admin_paths(access: AdminAccess) -> list[AdminPath]:
         AdminPath("GET", "/livez", None),
         AdminPath("GET", "/readyz", None),
         AdminPath("GET", "/active", None),
-        AdminPath("GET", "/metrics", None if access.public_metrics else AdminRole.VIEW),
+        AdminPath("GET", METRICS_PATH, None if access.public_metrics else AdminRole.VIEW),
         AdminPath("GET", DOCUMENT_PATH, AdminRole.VIEW),
         # Dead letters show the content of messages.
         *(AdminPath("GET", path, AdminRole.EDIT if path == "/dead-letters" else AdminRole.VIEW) for path in LOOKS),
@@ -356,7 +356,7 @@ def admin_pages(
     pages = _Pages(broker, access.audit, collectors)
     table: list[AdminPage] = []
     apart: dict[str, Page] = {
-        "/livez": pages.livez, "/readyz": pages.readyz, "/active": pages.active, "/metrics": pages.metrics,
+        "/livez": pages.livez, "/readyz": pages.readyz, "/active": pages.active, METRICS_PATH: pages.metrics,
         DOCUMENT_PATH: ApiDocument(table).answer,
     }  # fmt: skip
     for method, path, role in admin_paths(access):
