@@ -213,7 +213,9 @@ class DriverControl:
         self._stale |= self._reported.keys() | changed.keys()
         self._deleted = self._stale - reports.keys() - self._definitions.pipelines
         deletions = dict.fromkeys(self._deleted)
-        self._writing = self._topics.report({**changed, **deletions, DRIVER_KEY: DriverReport(self._driver, now_ms)})
+        self._writing = self._topics.report(
+            {**changed, **deletions, DRIVER_KEY: DriverReport(self._driver, now_ms, redrives=self._redrives.errors)}
+        )
         self._reported = {name: report for name, report in {**self._reported, **changed}.items() if name not in deletions}
 
     def _report_of(self, name: str, positions: list[Position], ends: Mapping[tuple[str, int], int], now_ms: int) -> PipelineReport:
