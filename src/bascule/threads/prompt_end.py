@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
 
 from bascule.core.log import get_log
-from bascule.threads.lasting import end_process, lasting_thread
+from bascule.threads.lasting import end_process, exit_at_once, lasting_thread
 
 log = get_log(__name__)
 
@@ -27,7 +26,6 @@ def end_within(timeout_s: float) -> None:
             pass
         time.sleep(timeout_s)
         log.warning("orderly end took too long, process ends", timeout_s=timeout_s)
-        logging.shutdown()
-        os._exit(0)
+        exit_at_once(0)
 
     lasting_thread(run, "prompt-end", on_failure=end_process).start()
