@@ -57,7 +57,7 @@ class Installation:
         producer = clients.producer(self.kafka)
         for number in range(count):
             producer.produce("stock", b"no map" if number == 0 else b'{"a": 1}')
-        producer.flush()
+        assert producer.flush(60) == 0
         self.records += count
         self.bad += 1
 

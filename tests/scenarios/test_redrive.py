@@ -65,7 +65,7 @@ class Letters:
         return list(self.topics.letters(bounds, done, LetterFilter(), self.bridge.pipelines.bridge_id))
 
     def texts(self) -> list[Any]:
-        return [decode_message(letter.value).body for letter in self.waiting()]
+        return [decode_message(letter.value or b"").body for letter in self.waiting()]
 
     def job(self, action: RedriveAction = RedriveAction.REDRIVE, **chosen: Any) -> RedriveJob:
         topic = self.topics.letter_topic()

@@ -37,6 +37,7 @@ from bascule.kafka.history import TopicHistory
 from bascule.kafka.rewriting import OrderedAppends, fill
 from bascule.kafka.snapshots import JOURNAL_KEY
 from bascule.writer.position import INGRESS, UNKNOWN_EPOCH, Position
+from bascule.writer.redrive import POSITION_KEY
 
 #: Settings that belong to a cluster, and not to the topic, and settings of Kafka 3 that Kafka 4 refuses.
 _NOT_RESTORED: Final = frozenset(
@@ -235,6 +236,10 @@ class Restore:
         for record in records:
             position = None if record.value is None else Position.decode(record.value)
             topic_id = None
+            if position is not None and record.key == POSITION_KEY.encode():
+                # Its marks belong to the dead letters before: in the new topic, all of them wait.
+                yield replace(record, value=replace(position, topic="", topic_id="").encode())
+                continue
             if position is not None and journal is not None and (position.topic, position.topic_id) == (journal.name, journal.topic_id):
                 topic_id = self._ids[journal.name]
             elif position is not None and _is_of_source(record, position):

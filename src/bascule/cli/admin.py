@@ -13,6 +13,7 @@ import typer
 
 from bascule.cli.admin_http import ask, check_scheme, parsed
 from bascule.cli.context import context_of_command
+from bascule.cli.expected_answers import note_answer
 from bascule.cli.login import checked_token, password_of
 from bascule.core.defaults import OWNER_TOKEN_FILE
 from bascule.core.environment import PASSWORD_VARIABLE
@@ -94,7 +95,10 @@ class AdminApiClient:
 
     def look(self, path: str, **parameters: str | int | list[str]) -> Any:
         """Return the JSON document at a path. Raises InvalidInput, Unavailable."""
-        return parsed(self._url, self.download(path, **parameters))
+        content = self.download(path, **parameters)
+        answer = parsed(self._url, content)
+        note_answer("GET", path, content)
+        return answer
 
     def download(self, path: str, **parameters: str | int | list[str]) -> bytes:
         """Return the content at a path. Raises InvalidInput, Unavailable."""
@@ -103,13 +107,14 @@ class AdminApiClient:
 
     def act(self, action: str, **arguments: str | bool) -> dict[str, Any]:
         """Run an action and return its result. Raises InvalidInput, Unavailable."""
-        answer: dict[str, Any] = parsed(self._url, self._ask(f"{self._url}/{action}", json.dumps(arguments).encode(), ACT_TIMEOUT_S))
-        return answer
+        return self.send("POST", action, **arguments)
 
     def send(self, method: str, path: str, /, **arguments: Any) -> dict[str, Any]:
         """Send a request, and return its result. Raises InvalidInput, Unavailable."""
         body = json.dumps(arguments).encode()
-        answer: dict[str, Any] = parsed(self._url, self._ask(f"{self._url}/{path}", body, ACT_TIMEOUT_S, method))
+        content = self._ask(f"{self._url}/{path}", body, ACT_TIMEOUT_S, method)
+        answer: dict[str, Any] = parsed(self._url, content)
+        note_answer(method, path, content)
         return answer
 
     def _ask(self, url: str, body: bytes | None, timeout_s: float, method: str | None = None) -> bytes:

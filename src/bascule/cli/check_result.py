@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, NoReturn
 
 import typer
 
+from bascule.cli.expected_answers import unexpected_answer
 from bascule.cli.output import line, printable
 from bascule.core.errors import BasculeError, Unavailable
 
@@ -74,7 +75,9 @@ def finish(name: str, check: Callable[[], Iterable[CheckResult]], *, unreachable
     except BasculeError as error:
         worst, text = _line([CheckResult(CheckState.UNKNOWN, str(error))])
     except Exception as error:  # a crash would exit with the code of WARNING
-        why = f"the broker gave another answer than this version of the command expects: {error!r}"
+        said = unexpected_answer()
+        other = f"the broker gave another answer than this version of the command expects: {said}"
+        why = f"unexpected error, which is a defect of the check: {error!r}" if said is None else other
         worst, text = _line([CheckResult(CheckState.UNKNOWN, why)])
     line(f"{name.upper()} {text}")
     raise typer.Exit(worst)

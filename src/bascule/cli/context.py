@@ -22,6 +22,7 @@ from bascule.cli.contexts import (
     read_contexts,
     shown,
 )
+from bascule.cli.expected_answers import begin_answers, unexpected_answer
 from bascule.cli.login import checked_token
 from bascule.cli.output import Format, FormatOption, note, show_document, show_rows, table
 from bascule.core.errors import InvalidInput
@@ -78,10 +79,13 @@ def _with_context(callback: Callable[..., Any], signature: inspect.Signature) ->
     @functools.wraps(callback)
     def command(*arguments: Any, context: str | None = None, **options: Any) -> Any:
         _option.set(context)
+        begin_answers()
         try:
             return callback(*arguments, **options)
-        except (AttributeError, LookupError, TypeError) as error:  # most likely a field that the answer does not have
-            raise InvalidInput(f"the server gave another answer than this version of the command expects: {error!r:.200}") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if (why := unexpected_answer()) is None:
+                raise  # a defect of the command
+            raise InvalidInput(f"the server gave another answer than this version of the command expects: {why:.200}") from error
 
     option = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ContextOption)
     command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]

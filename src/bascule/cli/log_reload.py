@@ -1,4 +1,4 @@
-"""Reload of a process that can change only its log while it runs: the pipelines, and ``bascule up`` itself."""
+"""Reload of a process that can change only its log while it runs: the pipelines, ``bascule kafka``, and ``bascule up`` itself."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -13,7 +14,9 @@ from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import moment
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, as_json, line, note, show_result, show_rows
+from bascule.cli.times import time_of_option
 from bascule.core.errors import InvalidInput
+from bascule.core.times import TIME_FORMS
 
 #: Interval, in seconds, at which the command looks whether the driver has moved the positions.
 LOOK_S: Final = 0.5
@@ -27,7 +30,7 @@ ToOption = Annotated[
     typer.Option(
         "--to",
         metavar="WHERE",
-        help="Move to `earliest`, `latest`, an offset, or a timestamp (ISO 8601, UTC without a zone)",
+        help=f"Move to `earliest`, `latest`, an offset, {TIME_FORMS}",
         show_default=False,
     ),
 ]
@@ -60,17 +63,25 @@ def offsets_command(kind: str, path: Callable[..., str]) -> Callable[..., None]:
             raise InvalidInput("--to and --shift-by exclude each other")
         if to is None and shift_by is None and (topic is not None or partition is not None):
             raise InvalidInput("--topic and --partition need --to or --shift-by")
+        target = None if to is None else _target(to)
         client, place = AdminApiClient(admin, config), path(kind, name, "offsets")
         if to is None and shift_by is None:
             _show(client.look(place), output)
             return
-        wanted = {"to": to, "shift_by": shift_by, "topic": topic, "partition": partition}
+        wanted = {"to": target, "shift_by": shift_by, "topic": topic, "partition": partition}
         plan = client.send("PATCH", place, **{each: value for each, value in wanted.items() if value is not None})
         if _confirmed(plan, output, yes=yes, discard=discard):
             answer = client.send("PATCH", place, token=plan["token"], discard=discard)
             _report(client, place, answer["request"], wait_s, output)
 
     return command
+
+
+def _target(to: str) -> str:
+    """Return a target as the server reads it: a time with its zone. Periods end at the time of this machine. Raises InvalidInput."""
+    if to in ("earliest", "latest") or to.isdecimal():
+        return to
+    return datetime.fromtimestamp(time_of_option("--to", to) / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _show(found: dict[str, Any], output: Format) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import sys
 import time
 from functools import partial
@@ -14,7 +13,9 @@ from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import moment
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, cell, note, show_document, show_result, show_rows, table
+from bascule.cli.times import time_of_option
 from bascule.core.errors import InvalidInput
+from bascule.core.times import TIME_FORMS
 
 commands = typer.Typer(
     help="Show, redrive and discard records that diverts and ingresses could not carry.",
@@ -31,10 +32,8 @@ COUNT_MAX: Final = 1_000
 
 PipelineOption = Annotated[str, typer.Option("--pipeline", metavar="KIND:NAME", help="Only those of divert:NAME or ingress:NAME")]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Only those with this text in the error, in any case")]
-SinceOption = Annotated[
-    str, typer.Option("--since", metavar="TIME", help="Only messages of this time or later (ISO 8601, UTC without a zone)")
-]
-UntilOption = Annotated[str, typer.Option("--until", metavar="TIME", help="Only messages from before this time (ISO 8601)")]
+SinceOption = Annotated[str, typer.Option("--since", metavar="TIME", help=f"Only messages of this time or later: {TIME_FORMS}")]
+UntilOption = Annotated[str, typer.Option("--until", metavar="TIME", help=f"Only messages from before this time: {TIME_FORMS}")]
 HeaderOption = Annotated[
     list[str] | None, typer.Option("--header", metavar="NAME:VALUE", help="Only those with this header", show_default=False)
 ]
@@ -44,6 +43,11 @@ PlacesArgument = Annotated[
 AllOption = Annotated[bool, typer.Option("--all", help="All that wait at the time of the request")]
 WaitOption = Annotated[
     float, typer.Option("--wait-s", min=0, help="Wait at most this time in seconds until the driver has finished; 0 = do not wait")
+]
+
+
+LostMarksOption = Annotated[
+    bool, typer.Option("--accept-lost-marks", help="Also if the topic of the marks was recreated: some may be done a second time")
 ]
 
 
@@ -77,16 +81,26 @@ def list_letters(
     pipeline: PipelineOption = "", reason: ReasonOption = "", since: SinceOption = "", until: UntilOption = "",
     header: HeaderOption = None,
     count: Annotated[int, typer.Option("--count", min=1, max=COUNT_MAX, help="Show at most N dead letters")] = 100,
+    start: Annotated[
+        str, typer.Option("--from", metavar="PARTITION:OFFSET", help="Begin at this place in the dead-letter topic, to continue a list")
+    ] = "",
     config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
 ) -> None:  # fmt: skip
     """Show the dead letters that wait, the oldest of each partition first."""
     chosen = _chosen(pipeline, reason, since, until, header)
-    found = AdminApiClient(admin, config).look("redrive/letters", count=count, **chosen.parameters())
-    for letter in found["letters"]:
+    client, letters, more = AdminApiClient(admin, config), list[dict[str, Any]](), True
+    while more and len(letters) < count:  # one answer reads for a limited time
+        begin = {"from": start} if start else {}
+        found = client.look("redrive/letters", count=count - len(letters), **chosen.parameters(), **begin)
+        letters += found["letters"]
+        start, more = found.get("next", ""), not found["complete"]
+        if not start:  # of a server of an earlier version
+            break
+    for letter in letters:
         letter["time"] = moment(letter["time_ms"])
-    show_rows(found["letters"], COLUMNS, output)
-    if not found["complete"]:
-        note("there are more dead letters than shown")
+    show_rows(letters, COLUMNS, output)
+    if more:
+        note("there are more dead letters than shown" + (f"; continue with --from {start}" if start else ""))
 
 
 @commands.command(epilog="Example:  bascule redrive show 0:17")
@@ -118,10 +132,10 @@ def _draw(found: dict[str, Any]) -> None:
 def run(
     places: PlacesArgument = None, pipeline: PipelineOption = "", reason: ReasonOption = "", since: SinceOption = "",
     until: UntilOption = "", header: HeaderOption = None, every: AllOption = False, wait_s: WaitOption = WAIT_S,
-    config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
+    accept_lost_marks: LostMarksOption = False, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
 ) -> None:  # fmt: skip
     """Let the pipelines carry dead letters again, each once. Those that fail again become dead letters again."""
-    arguments = _meant(places, _chosen(pipeline, reason, since, until, header), every=every)
+    arguments = _meant(places, _chosen(pipeline, reason, since, until, header), every=every) | _accepted(accept_lost_marks)
     client = AdminApiClient(admin, config)
     _report(client, client.send("POST", "redrive/run", **arguments), wait_s, output)
 
@@ -131,11 +145,11 @@ def discard(
     places: PlacesArgument = None, pipeline: PipelineOption = "", reason: ReasonOption = "", since: SinceOption = "",
     until: UntilOption = "", header: HeaderOption = None, every: AllOption = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for a confirmation")] = False, wait_s: WaitOption = WAIT_S,
-    config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
+    accept_lost_marks: LostMarksOption = False, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
 ) -> None:  # fmt: skip
     """Mark dead letters as done without carrying them, after a confirmation. The records stay in the topic until Kafka deletes them."""
     chosen = _chosen(pipeline, reason, since, until, header)
-    arguments, client = _meant(places, chosen, every=every), AdminApiClient(admin, config)
+    arguments, client = _meant(places, chosen, every=every) | _accepted(accept_lost_marks), AdminApiClient(admin, config)
     if places:
         count = str(len(places))
     else:
@@ -172,10 +186,11 @@ def _report(client: AdminApiClient, asked: dict[str, Any], wait_s: float, output
     shown = ("job", "action", "state", "redriven", "failed", "discarded", "left")
     show_result({name: job[name] for name in shown if name in job}, output)
     if job["state"] == "pending":
-        note("no driver has finished the job yet; a driver will when it runs. See `bascule redrive jobs`")
+        why = f"; the last attempt failed: {job['error']}" if job.get("error") else ""
+        note(f"no driver has finished the job yet; a driver will when it runs{why}. See `bascule redrive jobs`")
         raise typer.Exit(1 if wait_s else 0)
     if job["state"] == "failed":
-        note(job["error"])
+        note(f"{job['error']}. What is not done still waits: correct the cause, and repeat the request")
         raise typer.Exit(1)
     if not any(job[name] for name in ("redriven", "failed", "discarded", "left")):
         note("no dead letter that waits matches the request")
@@ -194,7 +209,12 @@ def _chosen(pipeline: str, reason: str, since: str, until: str, header: list[str
         if not colon:
             raise InvalidInput(f"--header is {each!r:.60}; must be NAME:VALUE")
         headers[name] = value
-    return _Chosen(pipeline, reason, _time_ms("--since", since), _time_ms("--until", until), headers)
+    since_ms, until_ms = (time_of_option(*each) if each[1] else 0 for each in (("--since", since), ("--until", until)))
+    return _Chosen(pipeline, reason, since_ms, until_ms, headers)
+
+
+def _accepted(accept_lost_marks: bool) -> dict[str, Any]:
+    return {"accept_lost_marks": True} if accept_lost_marks else {}
 
 
 def _meant(places: list[str] | None, chosen: _Chosen, *, every: bool) -> dict[str, Any]:
@@ -205,13 +225,3 @@ def _meant(places: list[str] | None, chosen: _Chosen, *, every: bool) -> dict[st
     if every == bool(said):
         raise InvalidInput("say which dead letters are meant: places, options such as --pipeline, or --all")
     return said or {"all": True}
-
-
-def _time_ms(option: str, text: str) -> int:
-    if not text:
-        return 0
-    try:
-        found = datetime.datetime.fromisoformat(text)
-        return max(0, int((found if found.tzinfo else found.replace(tzinfo=datetime.UTC)).timestamp() * 1000))
-    except (ValueError, OverflowError):
-        raise InvalidInput(f"{option} is {text!r:.60}; use a timestamp such as '2026-01-31T08:00:00Z'") from None

@@ -27,6 +27,7 @@ from bascule.core.extras import require
 from bascule.core.log import configure, get_log
 from bascule.core.signals import StopSignals
 from bascule.threads.hangup import hold_hangups
+from bascule.threads.prompt_end import end_within
 
 if TYPE_CHECKING:
     from bascule.config import Configuration, Settings
@@ -64,6 +65,9 @@ UserOption = Annotated[
 _log = get_log("bascule.up")
 
 
+#: How long, in seconds, the pipelines may take to end in order, which needs Kafka. The next driver ends what is open, as after a kill.
+#: systemd and Kubernetes kill a process after 30 to 90 seconds.
+PIPELINES_END_S: Final = 15.0
 #: What to do for a process of an installation that has no Kafka.
 REMEDY: Final = "set it, or run `bascule up`, which starts its own Kafka"
 
@@ -199,6 +203,7 @@ def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, l
     count = sum(pipeline.enabled for pipeline in (*settings.divert, *settings.ingress))
     ready, standby = (partial(_report, manager, f"{role} pipelines={count}") for role in ("ready", "standby"))
     LogReload(configuration, read, manager).on_hangup()
+    end_within(PIPELINES_END_S)
     run(settings, on_ready=ready, on_standby=standby, service_manager=manager)
 
 
@@ -207,16 +212,21 @@ def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_por
 
     Print `ready kafka=HOST:PORT` when it serves.
     """
+    hold_hangups()
     require("broker")
     from bascule.config import load
     from bascule.embedded.protection import PORTS_FILE
+    from bascule.embedded.service_manager import NO_SERVICE_MANAGER
     from bascule.server.supervisor import choose_ports
 
-    settings = load(config, flags=_flags(data_dir=data_dir, kafka_port=kafka_port)).settings
+    read = partial(load, config, flags=_flags(data_dir=data_dir, kafka_port=kafka_port))
+    configuration = read()
+    settings = configuration.settings
     configure(settings.log.values)
     _keep_files_private()
     directory = settings.embedded.data_dir.absolute()
     with StopSignals(impatient=True) as stop, _only_one(directory):
+        LogReload(configuration, read, NO_SERVICE_MANAGER, whole_process=False).on_hangup()
         ports = choose_ports(directory / PORTS_FILE, _kafka_listeners(settings))
         node = _embedded_kafka(settings, directory, ports)
         try:

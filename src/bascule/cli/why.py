@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,7 +17,8 @@ from bascule.cli.kafka_access import with_own_access
 from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
 from bascule.cli.output import CsvRows, Format, FormatOption, as_json, line, note, printable, show_document, table
 from bascule.cli.progress import progress
-from bascule.core.errors import InvalidInput
+from bascule.cli.times import time_of_option
+from bascule.core.times import TIME_FORMS
 
 if TYPE_CHECKING:
     from bascule.timeline.facts import LifeEvent
@@ -34,8 +33,6 @@ LOOK_S: Final = 2.0
 LOOK_PAUSES: Final = 4.0
 #: Columns of events in CSV.
 EVENT_FIELDS: Final = ("time_ms", "offset", "what", "message", "queue", "detail")
-_UNIT_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_PERIOD: Final = re.compile(r"(\d{1,9})([smhd])")
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +48,7 @@ def why(
         typer.Option(
             "--since",
             metavar="TIME",
-            help="Read the journal from this time on: 90s, 30m, 2h, 7d ago, or 2026-03-01T08:00:00Z (default: all)",
+            help=f"Read the journal from this time on: {TIME_FORMS} (default: all)",
         ),
     ] = "",
     limit: Annotated[int, typer.Option("--limit", min=0, help="Read at most N journal records; 0 = no limit")] = LIMIT,
@@ -61,8 +58,8 @@ def why(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show what happened to a message, and what is not recorded. Exit with 1 if no message is found."""
+    since_ms = time_of_option("--since", since) if since else None
     settings = with_own_access(settings_with_log(config, log_format, log_level))
-    since_ms = since_time_ms(since, datetime.now(UTC)) if since else None
     from bascule.core.masking import PropertyMask
     from bascule.pipelines.defined_specs import with_defined
     from bascule.pipelines.spec import from_settings
@@ -81,19 +78,6 @@ def why(
     show_story(story, output, followed=follow)
     if not story.life.messages and not story.life.branches:
         raise typer.Exit(1)
-
-
-def since_time_ms(text: str, now: datetime) -> int:
-    """Return the time, in ms since the epoch, that a text means: a period before now, or a date with a time. Raises InvalidInput."""
-    if match := _PERIOD.fullmatch(text):
-        return max(0, int((now.timestamp() - int(match[1]) * _UNIT_S[match[2]]) * 1000))
-    try:
-        moment_said = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidInput(f"--since {text!r:.60} must be a period (90s, 30m, 2h, 7d) or a time (2026-03-01T08:00:00Z)") from None
-    if moment_said.tzinfo is None:
-        raise InvalidInput(f"--since {text!r:.60} needs a time zone, for example {text}Z")
-    return max(0, int(moment_said.timestamp() * 1000))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from bascule.config.fields import Name, Section, Start, TopicName, check_key, ch
 from bascule.config.reload_effect import AtRestart
 from bascule.core.defaults import DIVERT_KEY, DIVERT_TO, INGRESS_BODY, INGRESS_KEY_AS, INGRESS_UNBOUND
 from bascule.core.destination import Routing
+from bascule.core.linear_regex import LinearRegex
 from bascule.jms.selector import SelectorError, compile_selector
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -115,7 +116,10 @@ class Ingress(Pipeline):
 
     topics: AtRestart[tuple[TopicName, ...]] = Field(default=(), description="Names of Kafka topics")
     pattern: AtRestart[str | None] = Field(
-        default=None, min_length=1, description="Regular expression for names of Kafka topics. It must match the whole name"
+        default=None,
+        min_length=1,
+        description="Regular expression for names of Kafka topics. It must match the whole name. Look-around, back-references, possessive"
+        " quantifiers and word boundaries are not supported",
     )
     to: AtRestart[str] = Field(
         default="${topic}",
@@ -158,10 +162,7 @@ class Ingress(Pipeline):
     @classmethod
     def _pattern(cls, value: str | None) -> str | None:
         if value is not None:
-            try:
-                re.compile(value)
-            except re.error as error:
-                raise ValueError(f"column {(error.pos or 0) + 1}: {error.msg}\n{value}\n{' ' * (error.pos or 0)}^") from None
+            LinearRegex(value)
         return value
 
     @field_validator("to")

@@ -93,8 +93,8 @@ class Broker(AddressSettings):
     allow_insecure: ForNew[bool] = Field(
         default=False,
         description="Accept the risk that other machines can reach a broker without TLS, which means that passwords and messages can be"
-        " read on the network, or without any `[[permission]]`, which means that each client may do everything. Commands also send the"
-        " tokens of `[admin]` to other machines without TLS",
+        " read on the network, or without any `[[permission]]`, which means that each client may do everything. The admin server then also"
+        " accepts the tokens of `[admin]` from other machines without TLS, and commands send them",
     )
     validated_user: ForNew[ValidatedUser] = "off"
     max_message_bytes: AtRestart[ByteSize] = Field(

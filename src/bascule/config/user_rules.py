@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from bascule.core.linear_regex import LinearRegex
+
 #: The rule that leaves a name as it is.
 DEFAULT: Final = "DEFAULT"
 
@@ -19,7 +21,7 @@ _PART = re.compile(r"\\(.)|\$(\d)")
 class UserRule:
     """One rule: ``RULE:PATTERN/REPLACEMENT/``, and ``L`` or ``U`` for lower or upper case; or ``DEFAULT``."""
 
-    pattern: re.Pattern[str]
+    pattern: LinearRegex
     replacement: str
     case: str = ""
 
@@ -27,7 +29,7 @@ class UserRule:
     def parse(cls, text: str) -> UserRule:
         """Parse a rule. Raises ValueError."""
         if text == DEFAULT:
-            return cls(re.compile(r"(.*)", re.DOTALL), "$1")
+            return cls(LinearRegex("(?s)(.*)"), "$1")
         found = _RULE.fullmatch(text)
         if found is None:
             raise ValueError(
@@ -36,9 +38,9 @@ class UserRule:
             )
         pattern, replacement, case = found.groups()
         try:
-            rule = cls(re.compile(pattern), replacement, case)
-        except re.error as error:
-            raise ValueError(f"{text!r}: the pattern is no regular expression: {error}") from None
+            rule = cls(LinearRegex(pattern), replacement, case)
+        except ValueError as error:
+            raise ValueError(f"{text!r}: the pattern is no regular expression that can be used: {error}") from None
         for part in _PART.finditer(replacement):
             if part[2] and int(part[2]) > rule.pattern.groups:
                 raise ValueError(f"{text!r}: ${part[2]} names a group that the pattern does not have")

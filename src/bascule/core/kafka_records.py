@@ -62,18 +62,21 @@ class Outgoing(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A record to write in one transaction with a position. If ``timestamp_ms`` is 0, the client sets the time of the write."""
+    """A record to write in one transaction with a position. If ``timestamp_ms`` is 0, the client sets the time of the write.
+
+    ``value`` is None in the dead letter of a record without a value.
+    """
 
     topic: str
     key: bytes | None
-    value: bytes
+    value: bytes | None
     headers: Headers
     timestamp_ms: int = 0
 
     @property
     def size_bytes(self) -> int:
         """The size of value, key and headers in bytes."""
-        size = len(self.value) + len(self.key or b"")
+        size = len(self.value or b"") + len(self.key or b"")
         for name, value in self.headers:
             size += len(name) + len(value or b"")
         return size

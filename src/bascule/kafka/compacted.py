@@ -21,6 +21,7 @@ from bascule.kafka import clients
 from bascule.kafka.errors import TOO_LARGE, passing
 from bascule.kafka.history import PROMPT, READ_AHEAD, PartitionOffsets, known_offset, readable_headers
 from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
+from bascule.threads.background import in_background
 from bascule.threads.lasting import lasting_thread
 from bascule.writer.reading import BARRIER_KEY, READ_TIMEOUT_S, read_behind_barrier, read_latest, store_barriers
 
@@ -36,6 +37,9 @@ HELD_UP_S = 1.0
 HELD_UP_AGAIN_S = 3.0
 #: Minimum time, in seconds, for which a deletion can be read before compaction removes it (``delete.retention.ms``).
 DELETIONS_KEPT_S = 3600.0
+
+#: A reader stops fetching this time, in seconds, after a read. Until then, the next read is some milliseconds faster.
+REST_AFTER_S = 1.0
 
 #: A Kafka that has recovered is found within a second.
 CLIENT_SETTINGS: Mapping[str, Any] = {"reconnect.backoff.max.ms": 1000}
@@ -269,6 +273,9 @@ class TableReader:
         )
         self._reached: dict[int, int] = {}
         self._resting = True
+        self._read_s = 0.0  # on the monotonic clock, when the last read has ended
+        self._waits_to_rest = False
+        self._ended = threading.Event()
         self._table: dict[bytes, Stored] = {}
         #: Everything stored before this time is read or will be (``time.time``: the monotonic clock stops while the machine is suspended).
         self._known_s = 0.0
@@ -317,7 +324,10 @@ class TableReader:
         deadline = time.monotonic() + timeout_s
         with self._lock:
             self._begin(timeout_s)
-            self._reach(ends, deadline, held_up)
+            try:
+                self._reach(ends, deadline, held_up)
+            finally:
+                self._rest_soon()
             return dict(self._table)
 
     def reach(self, partition: int, offset: int, timeout_s: float = READ_TIMEOUT_S) -> dict[bytes, Stored]:
@@ -349,9 +359,9 @@ class TableReader:
             return dict(self._table)
 
     def rest(self) -> None:
-        """Stop fetching until the next read, which then takes some milliseconds longer. For a reader that may wait for minutes.
+        """Stop fetching until the next read, which then takes some milliseconds longer. For a reader that will wait for seconds.
 
-        Otherwise a reader asks Kafka 100 times a second between two reads.
+        A reader that does not rest asks Kafka 100 times a second between two reads. After ``REST_AFTER_S`` it rests by itself.
         """
         with self._lock:
             if not self._resting and not self._closed:
@@ -360,11 +370,27 @@ class TableReader:
 
     def close(self) -> None:
         """Free the clients."""
+        self._ended.set()
         with self._lock:
             self._closed = True
             self._consumer.close()
             if self._barriers is not None:
                 self._barriers.close()
+
+    def _rest_soon(self) -> None:
+        """Let the reader rest once it was not used for ``REST_AFTER_S``. One thread waits for this as long as reads follow each other."""
+        self._read_s = time.monotonic()
+        if not self._resting and not self._waits_to_rest:
+            self._waits_to_rest = True
+            in_background(self._rest_when_idle, "table-rest")
+
+    def _rest_when_idle(self) -> None:
+        while not self._ended.wait(REST_AFTER_S):
+            with self._lock:
+                if self._resting or time.monotonic() - self._read_s >= REST_AFTER_S:
+                    self._waits_to_rest = False
+                    self.rest()
+                    return
 
     def _begin(self, timeout_s: float) -> None:
         self._check_open()

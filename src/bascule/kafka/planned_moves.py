@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, Self
 
 from bascule.core.errors import InvalidInput, Scope
+from bascule.core.times import TIME_FORMS, written_time
 from bascule.kafka.bounds import Bounds, Place
 from bascule.writer.control import OffsetMove
 from bascule.writer.position import EARLIEST, LATEST, NEVER_MOVED, MovedMark, Position
@@ -15,7 +15,6 @@ from bascule.writer.position import EARLIEST, LATEST, NEVER_MOVED, MovedMark, Po
 #: The largest offset of Kafka.
 OFFSET_MAX: Final = 2**63 - 1
 _DIGITS_MAX: Final = len(str(OFFSET_MAX))
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 class NoOffsets(InvalidInput):
@@ -40,14 +39,9 @@ class OffsetTarget:
         if to.isdecimal() and to.isascii() and len(digits := to.lstrip("0") or "0") <= _DIGITS_MAX and int(digits) <= OFFSET_MAX:
             return cls("offset", int(digits))
         try:
-            moment = datetime.fromisoformat(to)
-            passed = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
-            # Timestamps of records are whole milliseconds: the first one that is not before the time. Kafka gives negative times a meaning
-            # of their own.
-            return cls("time", max(0, -(-passed // timedelta(milliseconds=1))))
-        except (ValueError, OverflowError):
-            text = f"cannot move to {to!r:.60}; use 'earliest', 'latest', an offset, or a timestamp such as '2026-01-31T08:00:00Z'"
-            raise InvalidInput(text) from None
+            return cls("time", written_time(to).ms)
+        except ValueError:
+            raise InvalidInput(f"cannot move to {to!r:.60}; use 'earliest', 'latest', an offset, {TIME_FORMS}") from None
 
 
 class PipelineOffsets(NamedTuple):

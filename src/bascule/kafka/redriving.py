@@ -16,9 +16,20 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import Appender, TableReader, await_stored
 from bascule.kafka.consumer import read_again, received_of
 from bascule.kafka.history import PartitionOffsets, TopicHistory
-from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter, dead_letter_of
+from bascule.kafka.positions import PositionReader
+from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter, Place, dead_letter_of
+from bascule.writer.position import Position, position_partition
 from bascule.writer.reading import READ_TIMEOUT_S
-from bascule.writer.redrive import MARK_KEY, REPORT_KEY, DoneLetters, RedriveReport, decoded_mark, mark_place
+from bascule.writer.redrive import (
+    MARK_KEY,
+    POSITION_KEY,
+    REPORT_KEY,
+    DoneLetters,
+    MarksLost,
+    RedriveReport,
+    decoded_mark,
+    mark_place,
+)
 
 
 class RedriveTable(NamedTuple):
@@ -71,6 +82,22 @@ class RedriveTopics:
                 reports[name.removeprefix(REPORT_KEY)] = RedriveReport.decode(stored.value, place)
         return RedriveTable(done, reports)
 
+    def marks_topic_id(self) -> str:
+        """Return the id of the topic of the marks; "" if it does not exist. Raises Unavailable."""
+        return self._admin.ids([self._topics.redrive]).get(self._topics.redrive, "")
+
+    def check_marks(self, timeout_s: float = READ_TIMEOUT_S) -> None:
+        """Check that the topic of the marks is the one of the last redrive, as some node knows them. Raises MarksLost, Unavailable."""
+        partition = position_partition(POSITION_KEY)
+        with closing(PositionReader(self._kafka, self._topics.positions, [partition])) as reader:
+            self.check_marks_of(reader.read(timeout_s).get(POSITION_KEY), self.marks_topic_id())
+
+    def check_marks_of(self, position: Position | None, topic_id: str) -> None:
+        """Check that a position of redrives belongs to the topic of the marks with this id. Raises MarksLost."""
+        # The position of an earlier version has no id.
+        if position is not None and position.topic_id not in ("", topic_id):
+            raise MarksLost(self._topics.redrive)
+
     def letter_topic_id(self) -> str | None:
         """Return the id of the dead-letter topic; None if it does not exist. Raises Unavailable."""
         return self._admin.ids([self._topics.dead_letters]).get(self._topics.dead_letters)
@@ -90,23 +117,23 @@ class RedriveTopics:
 
     def letters(
         self, bounds: Mapping[int, tuple[int, int]], done: DoneLetters, chosen: LetterFilter, bridge: str,
-        enough: Callable[[int], bool] = lambda _: False,
+        enough: Callable[[Place, int], bool] = lambda *_: False,
     ) -> Iterator[PipelineDeadLetter]:  # fmt: skip
         """Yield the dead letters of a bridge that are not done and that ``chosen`` means.
 
         ``bounds`` are the first offset and the end of each partition to read. ``enough`` is asked after each record, with the size of its
-        value in bytes, whether reading ends there. Raises Unavailable.
+        value in bytes and the place behind it, whether reading ends there. Raises Unavailable.
         """
         for partition, (first, end) in sorted(bounds.items()):
             history = TopicHistory(self._kafka, self._topics.dead_letters, partition)
             start, stop, wanted = _narrowed(first, end, partition, chosen)
             for record in map(received_of, history.records(start, stop, committed=True)):
-                if enough(len(record.value or b"")):
-                    return
                 skipped = (wanted is not None and record.offset not in wanted) or done.has((partition, record.offset))
                 letter = None if skipped else dead_letter_of(record)
                 if letter is not None and letter.bridge == bridge and chosen.matches(letter, record.headers):
                     yield letter
+                if enough((partition, record.offset + 1), len(record.value or b"")):
+                    return
 
     def record(self, topic: LetterTopic, partition: int, offset: int) -> KafkaRecord | None:
         """Return a record of the dead-letter topic; None if there is none at this offset. Raises Unavailable."""

@@ -216,8 +216,8 @@ def place_of_identity(identity: str) -> _Place:
         return -1, -1
 
 
-def _content(key: bytes | None, value: bytes) -> bytes:
-    return hashlib.blake2b(value, digest_size=16, key=(key or b"")[:64]).digest()
+def _content(key: bytes | None, value: bytes | None) -> bytes:
+    return hashlib.blake2b(value or b"", digest_size=16, key=(key or b"")[:64]).digest()
 
 
 def _digest(contents: dict[str, bytes]) -> str:

@@ -113,6 +113,11 @@ class DriverControl:
         self._begun = True
 
     @property
+    def defined(self) -> frozenset[str]:
+        """The pipelines that are defined at run time, or were until their positions are deleted."""
+        return self._definitions.pipelines
+
+    @property
     def defined_ingresses(self) -> set[str]:
         """The names of the ingresses that are defined at run time, or were until their positions are deleted."""
         return {name.removeprefix(INGRESS) for name in self._definitions.pipelines if name.startswith(INGRESS)}
@@ -219,7 +224,9 @@ class DriverControl:
         self._stale |= self._reported.keys() | changed.keys()
         self._deleted = self._stale - reports.keys() - self._definitions.pipelines
         deletions = dict.fromkeys(self._deleted)
-        self._writing = self._topics.report({**changed, **deletions, DRIVER_KEY: DriverReport(self._driver, now_ms)})
+        self._writing = self._topics.report(
+            {**changed, **deletions, DRIVER_KEY: DriverReport(self._driver, now_ms, redrives=self._redrives.errors)}
+        )
         self._reported = {name: report for name, report in {**self._reported, **changed}.items() if name not in deletions}
 
     def _report_of(self, name: str, positions: list[Position], ends: Mapping[tuple[str, int], int], now_ms: int) -> PipelineReport:

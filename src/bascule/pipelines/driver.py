@@ -170,6 +170,11 @@ class Driver:
         """Return True if the driver has tried to start all pipelines, also those that were defined at run time."""
         return self._control.all_tried
 
+    @property
+    def amendable(self) -> bool:
+        """Return True if an administrator has defined pipelines at run time: a change of a definition may mend what no restart can."""
+        return bool(self._control.defined)
+
     def watched(self) -> AbstractContextManager[None]:
         """Return a context that raises SparkEnded if a call to Spark fails because its JVM has ended."""
         return self._starting.watched()
@@ -461,7 +466,7 @@ def run(
     """Run all pipelines of a configuration until SIGTERM or SIGINT. ``on_ready`` is called when they run.
 
     ``on_standby`` is called before that, while another driver runs the pipelines. Raises BasculeError if they cannot start, and
-    PipelineStopped if none of them can continue or another driver has taken over.
+    PipelineStopped if another driver has taken over, or if none of them can continue and all are in the configuration file.
     """
     servers = bootstrap_servers or settings.kafka.bootstrap_servers
     if servers is None:
@@ -495,7 +500,7 @@ def run_pipelines(
                     queries = driver.queries
                     stopped = {name: query.stopped for name, query in queries.items() if query.stopped is not None}
                     # A held pipeline may wait for a move. An idle query notices a successor late: one that has noticed it ends the driver.
-                    ends = driver.all_tried and len(stopped.keys() - driver.held) == len(queries)
+                    ends = driver.all_tried and not driver.amendable and len(stopped.keys() - driver.held) == len(queries)
                     if queries and (ends or any(query.superseded for query in queries.values())):
                         raise PipelineStopped("; ".join(f"{name}: {reason}" for name, reason in stopped.items()))
         finally:

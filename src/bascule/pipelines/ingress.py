@@ -78,8 +78,7 @@ class IngressEngine:
         if self._dead_letter_topic is None:
             raise BadRecord(text_of_error(error)) from None
         said = error_headers(self._ingress.name, record.topic, record.partition, record.offset, stage, error)
-        headers = [(name, value or b"") for name, value in record.headers]
-        return Output(self._dead_letter_topic, record.key, record.value or b"", [*headers, self._own, *said], record.timestamp_ms)
+        return Output(self._dead_letter_topic, record.key, record.value, [*record.headers, self._own, *said], record.timestamp_ms)
 
     def _encoded(self, record: KafkaRecord) -> bytes:
         ingress = self._ingress

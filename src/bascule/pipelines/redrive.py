@@ -34,6 +34,7 @@ from bascule.writer.redrive import (
     POSITION_KEY,
     REPORT_KEY,
     DoneLetters,
+    MarksLost,
     RedriveAction,
     RedriveJob,
     RedriveReport,
@@ -50,6 +51,8 @@ LETTERS_MAX: Final = 500
 LETTERS_BYTES_MAX: Final = 16 << 20
 #: What may become of a dead letter: the fields of a report that count them.
 OUTCOMES: Final = ("redriven", "failed", "discarded", "left")
+#: Characters of an error in a report.
+ERROR_CHARACTERS_MAX: Final = 1_000
 #: Why a job fails whose dead letters are gone.
 RECREATED: Final = "the dead-letter topic was deleted or recreated since the request"
 #: Pause, in seconds, after an attempt that has failed. Other jobs are tried first.
@@ -89,43 +92,63 @@ class RedriveRun:
         self._engine = RedriveEngine(pipelines)
         self._targets = Targets(pipelines)
         self._at: Position | None = None
+        self._marks_id = ""
         self._report = RedriveReport()
 
     def carry_out(self) -> RedriveReport:
         """Return the report when the job is done, or as it is when the run was stopped.
 
-        Raises PositionMoved if another driver has taken over, Unavailable, WriteDenied, UnreadableRedrive. What was committed stays.
+        A job that cannot be carried out ends with a report that says why. Raises PositionMoved if another driver has taken over,
+        Unavailable, and WriteDenied if not even the report can be stored. What was committed stays.
         """
-        pipelines, job = self._pipelines, self._job
+        pipelines = self._pipelines
         writer = TransactionalWriter(
             pipelines.kafka, pipelines.transactional_id(POSITION_KEY), pipelines.topics.positions, POSITION_KEY,
             deadline_s=WRITE_DEADLINE_S,
         )  # fmt: skip
         with closing(writer):
-            self._take_over(writer)
-            table = self._topics.table(decides=True)
-            self._report = table.reports.get(job.id, self._report)
-            if self._report.state is not RedriveState.PENDING:
-                return self._report
-            self._report = replace(self._report, left=0, error="")
+            lost = self._take_over(writer)
             try:
-                for batch in self._batches(table.of(job.topic_id)):
-                    if self._stopped():
-                        return self._report
-                    self._carry(writer, batch)
-            except RedriveRefused as refused:
-                self._write(writer, [], replace(self._report, state=RedriveState.FAILED, error=str(refused)))
-            else:
-                if not self._stopped():
-                    self._write(writer, [], replace(self._report, state=RedriveState.DONE))
+                self._carry_all(writer, lost)
+            except Exception as error:
+                if not _is_final(error):
+                    raise
+                said = str(error) if isinstance(error, RedriveRefused | MarksLost) else f"{type(error).__name__}: {error}"
+                self._write(writer, [], replace(self._report, state=RedriveState.FAILED, error=said[:ERROR_CHARACTERS_MAX]))
         return self._report
 
-    def _take_over(self, writer: TransactionalWriter) -> None:
-        """Write a name of this run alone into the position: an earlier run can then commit nothing more."""
-        found = writer.current()
-        self._at = replace(found or Position("", "", 0, 0), owner=uuid.uuid4().hex)
+    def _carry_all(self, writer: TransactionalWriter, lost: MarksLost | None) -> None:
+        """Write transactions until the job is done, or the run is stopped. Raises as ``carry_out``, and why the job cannot be done."""
+        table = self._topics.table(decides=True)
+        self._report = table.reports.get(self._job.id, self._report)
+        if self._report.state is not RedriveState.PENDING:
+            return
+        if lost is not None:
+            raise lost
+        self._report = replace(self._report, left=0, error="")
+        for batch in self._batches(table.of(self._job.topic_id)):
+            if self._stopped():
+                return
+            self._carry(writer, batch)
+        if not self._stopped():
+            self._write(writer, [], replace(self._report, state=RedriveState.DONE))
+
+    def _take_over(self, writer: TransactionalWriter) -> MarksLost | None:
+        """Write a name of this run alone into the position: an earlier run can then commit nothing more. Return whether marks are lost.
+
+        The position has the id of the topic of the marks. The id stays if marks are lost, until a job accepts this.
+        """
+        found, topic = writer.current(), self._pipelines.topics.redrive
+        self._marks_id, lost = self._topics.marks_topic_id(), None
+        try:
+            self._topics.check_marks_of(found, self._marks_id)
+        except MarksLost as error:
+            lost = None if self._job.accept_lost_marks else error
+        at = replace(found or Position("", "", 0, 0), owner=uuid.uuid4().hex)
+        self._at = at if lost else replace(at, topic=topic, topic_id=self._marks_id)
         writer.write([], found, self._at)
         crash.point("redrive.taken")
+        return lost
 
     def _batches(self, done: DoneLetters) -> Iterator[list[PipelineDeadLetter]]:
         """Yield the dead letters of the job that are not done, those of a transaction together. Raises RedriveRefused.
@@ -139,9 +162,9 @@ class RedriveRun:
         batch: list[PipelineDeadLetter] = []
         size_bytes = 0
         # A filter may match nothing in millions of records, and a driver that stops does not wait for them.
-        for letter in self._topics.letters(bounds, done, self._job.filter, self._pipelines.bridge_id, lambda _: self._stopped()):
+        for letter in self._topics.letters(bounds, done, self._job.filter, self._pipelines.bridge_id, lambda *_: self._stopped()):
             batch.append(letter)
-            size_bytes += len(letter.value)
+            size_bytes += letter.size_bytes
             if len(batch) >= LETTERS_MAX or size_bytes >= LETTERS_BYTES_MAX:
                 self._check_topic()
                 yield batch
@@ -153,6 +176,8 @@ class RedriveRun:
     def _check_topic(self) -> None:
         if self._topics.letter_topic_id() != self._job.topic_id:
             raise RedriveRefused(RECREATED)
+        if self._topics.marks_topic_id() != self._marks_id:  # the table that was read is another one
+            raise MarksLost(self._pipelines.topics.redrive)
 
     def _carry(self, writer: TransactionalWriter, batch: Sequence[PipelineDeadLetter]) -> None:
         """Write one transaction. Dead letters that cannot be redriven now are left out. Raises as ``carry_out``."""
@@ -259,6 +284,11 @@ def _by_partition(meant: Sequence[_Redriven]) -> dict[int, list[int]]:
     return {partition: sorted(offsets) for partition, offsets in found.items()}
 
 
+def _is_final(error: Exception) -> bool:
+    """Return whether a repetition of the attempt would fail in the same way, until somebody changes something."""
+    return not getattr(error, "retriable", False) or isinstance(error, Denied | WriteDenied)
+
+
 class _Attempt(NamedTuple):
     """The jobs that were finished before an attempt, and the report of the job, None if it was one of them."""
 
@@ -276,6 +306,8 @@ class RedriveJobs:
         self._attempts: dict[str, int] = {}
         self._due_s: dict[str, float] = {}
         self._running: tuple[RedriveJob, Future[_Attempt]] | None = None
+        #: Why the last attempts of jobs have failed that are tried again.
+        self.errors: dict[str, str] = {}
         self._stopping = False
         #: The number of dead letters of the jobs that this driver has finished.
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
@@ -293,6 +325,7 @@ class RedriveJobs:
             self._ended(job, future)
         now_s = time.monotonic()
         self._finished &= jobs.keys()
+        self.errors = {each: error for each, error in self.errors.items() if each in jobs and each not in self._finished}
         waiting = [job for job in jobs.values() if job.id not in self._finished and now_s >= self._due_s.get(job.id, 0.0)]
         if waiting and not self._stopping:
             job = min(waiting, key=lambda job: (self._attempts.get(job.id, 0), job.at_ms, job.id))
@@ -329,7 +362,8 @@ class RedriveJobs:
         if error is not None:
             self._attempts[job.id] = self._attempts.get(job.id, 0) + 1
             self._due_s[job.id] = time.monotonic() + RETRY_S
-            log.warning("redrive failed, will retry", job=job.id, error=f"{type(error).__name__}: {error}")
+            self.errors[job.id] = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS_MAX]
+            log.warning("redrive failed, will retry", job=job.id, error=self.errors[job.id])
             return
         finished, report = future.result()
         self._finished |= finished
@@ -338,8 +372,8 @@ class RedriveJobs:
         self._finished.add(job.id)
         for outcome in OUTCOMES:
             self.outcomes[outcome] += getattr(report, outcome)
-        self._attempts.pop(job.id, None)
-        self._due_s.pop(job.id, None)
+        for known in (self._attempts, self._due_s, self.errors):
+            known.pop(job.id, None)
         log.info(
             "redrive finished", job=job.id, who=job.by, action=job.action, state=report.state, redriven=report.redriven,
             failed=report.failed, discarded=report.discarded, left=report.left, error=report.error,

@@ -62,7 +62,7 @@ class RedriveEngine:
         topics, source = self._pipelines.topics, letter.source
         engine = DivertEngine(self._pipelines.bridge_id, (source.topic, source.partition), self._dead_letters, topics.reserved)
         epoch, sequence, index = _identity(letter)
-        send = Send(0, 0, 0, letter.timestamp_ms, 0, 0, letter.address, (), (), (), None, letter.value)
+        send = Send(0, 0, 0, letter.timestamp_ms, 0, 0, letter.address, (), (), (), None, letter.value or b"")
         faults: dict[str, Exception] = {}
         # The broker has chosen the messages of an exclusive divert. Nobody else has them, whatever the selector is now.
         if not divert.exclusive and not DivertFilter(divert).wants(send, frozenset(), faults):

@@ -44,7 +44,7 @@ class CarriedSpans:
         parent = trace_context_of(taken.send.body)
         if parent is not None:
             found = attributes_of(taken.send.body)
-            attributes = _kafka(output.key, len(output.value))
+            attributes = _kafka(output.key, len(output.value or b""))
             attributes |= {"bascule.divert": divert.name, "bascule.id": taken.identity, "bascule.address": taken.send.address}
             if "messaging.message.id" in found:
                 attributes["messaging.message.id"] = found["messaging.message.id"]

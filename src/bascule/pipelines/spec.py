@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
 from bascule.core.defaults import (
     DIVERT_KEY,
@@ -23,6 +23,7 @@ from bascule.core.defaults import (
     TRANSACTION_S,
 )
 from bascule.core.destination import Routing
+from bascule.core.linear_regex import LinearRegex
 from bascule.core.topics import MESSAGE_BYTES_MAX, JournalTopics
 from bascule.writer.position import DEFAULT_GROUP, EARLIEST, LATEST
 
@@ -88,7 +89,16 @@ class IngressSpec:
 
     def names(self, topic: str) -> bool:
         """Return True if the ingress reads a topic with this name."""
-        return topic in self.topics if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
+        return topic in self.topics if self.pattern is None else _matches(self.pattern, topic)
+
+
+@lru_cache(10_000)
+def _matches(pattern: str, topic: str) -> bool:
+    """Return whether a pattern matches a name. An ingress asks this for all topics of Kafka every few seconds."""
+    return _regex(pattern).fullmatch(topic) is not None
+
+
+_regex: Final = lru_cache(100)(LinearRegex)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from bascule.broker.errors import RequestFailed
-from bascule.core.errors import BasculeError, InvalidInput, Unavailable
+from bascule.core.errors import BasculeError, Unavailable
 from bascule.core.log import get_log
 from bascule.embedded.process import PortInUse
 from bascule.server import admin_http, looks
 from bascule.server.actions import ACTIONS, CONTENT_ACTIONS
-from bascule.server.admin_access import OPEN, AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, SecureHeaders
+from bascule.server.admin_access import METRICS_PATH, OPEN, AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, SecureHeaders
 from bascule.server.admin_app import AdminPage, CurrentApp, Page, not_routed, routes_of
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.admin_http import PEER_ENDED
@@ -55,6 +55,7 @@ from bascule.server.descriptors import RESERVED
 from bascule.server.handshakes import Handshakes, TlsContext, no_tls
 from bascule.server.in_turns import beside
 from bascule.server.listener import Listener, bind
+from bascule.server.listing import number_of
 from bascule.server.openapi import DOCUMENT_PATH, ApiDocument
 from bascule.server.pipelines import PipelinePages
 from bascule.server.reload_pages import ReloadPages
@@ -72,8 +73,6 @@ DEAD_LETTERS = 100
 #: Pages about all queues, consumers or connections that are made at once: a page about 32,000 queues with long names takes hundreds of
 #: megabytes while it is made.
 PAGES_AT_ONCE = 1
-#: Maximum number of digits of a count: Python refuses to read numbers of thousands of digits.
-COUNT_DIGITS_MAX = 9
 
 #: As starlette's JSONResponse.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -117,12 +116,6 @@ class AdministeredBroker(Protocol):
 
 def _answer(error: BasculeError) -> Response:
     return JSONResponse({"error": str(error)}, error.http_status)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or len(text) > COUNT_DIGITS_MAX or not 1 <= int(text) <= DEAD_LETTERS_MAX:
-        raise InvalidInput(f"count {text!r:.20} must be a number from 1 to {DEAD_LETTERS_MAX}")
-    return int(text)
 
 
 class _Pages:
@@ -214,7 +207,7 @@ class _Pages:
         return await self._broker.clients()
 
     async def _dead_letters(self, request: Request) -> object:
-        count = _count(request.query_params.get("count", str(DEAD_LETTERS)))
+        count = number_of(request.query_params, "count", DEAD_LETTERS, 1, DEAD_LETTERS_MAX)
         principal: Principal = request.state.principal
         self._audit.check()
         self._audit.record("dead letters", request.query_params.get("queue", ""), who=principal.name, peer=principal.peer)
@@ -267,7 +260,7 @@ def admin_paths(access: AdminAccess) -> list[AdminPath]:
         AdminPath("GET", "/livez", None),
         AdminPath("GET", "/readyz", None),
         AdminPath("GET", "/active", None),
-        AdminPath("GET", "/metrics", None if access.public_metrics else AdminRole.VIEW),
+        AdminPath("GET", METRICS_PATH, None if access.public_metrics else AdminRole.VIEW),
         AdminPath("GET", DOCUMENT_PATH, AdminRole.VIEW),
         # Dead letters show the content of messages.
         *(AdminPath("GET", path, AdminRole.EDIT if path == "/dead-letters" else AdminRole.VIEW) for path in LOOKS),
@@ -284,7 +277,7 @@ def admin_pages(
     pages = _Pages(broker, access.audit, collectors)
     table: list[AdminPage] = []
     apart: dict[str, Page] = {
-        "/livez": pages.livez, "/readyz": pages.readyz, "/active": pages.active, "/metrics": pages.metrics,
+        "/livez": pages.livez, "/readyz": pages.readyz, "/active": pages.active, METRICS_PATH: pages.metrics,
         DOCUMENT_PATH: ApiDocument(table).answer,
     }  # fmt: skip
     for method, path, role in admin_paths(access):

@@ -24,6 +24,9 @@ from bascule.core.errors import InvalidInput
 from bascule.core.permissions import Permission, Unauthorized
 from bascule.server.audit import NO_AUDIT, AuditTrail
 
+#: The page that a token of the role ``view`` reads also without TLS.
+METRICS_PATH: Final = "/metrics"
+
 
 class AdminRole(enum.IntEnum):
     """The roles of administrators. A role may do everything that a lower role may do."""
@@ -127,7 +130,7 @@ class AdminAccess:
     ``check`` checks the password of a user at an address, and ``identify`` returns who the holder of a JSON Web Token at an address is;
     None if such tokens are not accepted. ``password_of`` returns what stands for the password of a user, and changes with it. ``knows``
     returns whether a user may log in by certificate. If ``restricted`` is false, every process of this machine has the role ``manage``.
-    ``hosts`` are the names of this server.
+    ``hosts`` are the names of this server. ``insecure``: other machines may send tokens of the settings without TLS.
     """
 
     restricted: bool = False
@@ -140,6 +143,7 @@ class AdminAccess:
     hosts: Iterable[str] = ()
     public_metrics: bool = False
     audit: AuditTrail = NO_AUDIT
+    insecure: bool = False
 
     async def admit(self, request: Request, role: AdminRole) -> Principal:
         """Return who sends a request that needs ``role``. Raises NotLoggedIn, NotAdministrator."""
@@ -159,7 +163,11 @@ class AdminAccess:
                 if self.identify is not None and is_token(given.strip()):
                     _check_private(request, host, "a token of a provider")
                     return await self._of_provider(self.identify, given.strip(), host, peer)
-                return self._of_token(given.strip(), peer)
+                principal = self._of_token(given.strip(), peer)
+                # Prometheus reads the metrics with a token that can do no more than this without TLS.
+                if not self.insecure and (principal.role is not AdminRole.VIEW or request.url.path != METRICS_PATH):
+                    _check_private(request, host, "a token of [admin]", ", or accept the risk with broker.allow_insecure = true")
+                return principal
             case "basic":
                 _check_private(request, host, "a password")
                 return await self._of_user(given.strip(), host, peer)
@@ -225,10 +233,10 @@ class AdminAccess:
             raise NotAdministrator("requests from web pages of other sites are not allowed")
 
 
-def _check_private(request: Request, host: str, what: str) -> None:
-    """Check that nobody on the network can read the credentials of a request. Raises NotAdministrator."""
+def _check_private(request: Request, host: str, what: str, else_: str = "") -> None:
+    """Check that nobody on the network can read the credentials of a request. An error ends with ``else_``. Raises NotAdministrator."""
     if request.scope["scheme"] != "https" and not is_loopback(host):
-        raise NotAdministrator(f"{what} is accepted only over TLS or from this machine; set admin.tls")
+        raise NotAdministrator(f"{what} is accepted only over TLS or from this machine; set admin.tls{else_}")
 
 
 #: Access without users and tokens.

@@ -27,6 +27,13 @@ class LengthRequired(InvalidInput):
     http_status = 411
 
 
+def number_in(name: str, text: str, lowest: int, highest: int) -> int:
+    """Return the number in a parameter or in the path of a request. Raises InvalidInput."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= DIGITS_MAX and lowest <= int(text) <= highest):
+        raise InvalidInput(f"{name} {text!r:.20} must be a number from {lowest} to {highest}")
+    return int(text)
+
+
 async def arguments_of(request: Request) -> dict[str, Any]:
     """Return the JSON object of a request. Raises InvalidInput."""
     if "transfer-encoding" in request.headers:

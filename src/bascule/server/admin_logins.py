@@ -48,6 +48,7 @@ def admin_access(
         restricted=True, tokens=tokens, role_of=partial(_role, admin, users.roles), check=_password_check(users, logins),
         identify=logins.identify if broker.oidc.enabled else None, knows=users.knows if admin.tls.only_known_users else lambda _: True,
         password_of=users.password_of, hosts=hosts, audit=audit, public_metrics=admin.public_metrics,
+        insecure=broker.allow_insecure,
     )  # fmt: skip
 
 

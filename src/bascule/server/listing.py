@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bascule.core.errors import InvalidInput
+from bascule.server.admin_arguments import number_in
 from bascule.server.in_turns import ENTRIES_PER_TURN, beside, in_turns
 
 T = TypeVar("T")
@@ -18,16 +19,13 @@ PART_ENTRIES: Final = 50
 PART_ENTRIES_MAX: Final = 500
 #: Maximum number of characters of a search, since each entry is compared with it.
 SEARCH_MAX: Final = 200
-#: Maximum number of digits of an offset: Python refuses to read numbers of thousands of digits.
-OFFSET_DIGITS_MAX: Final = 9
+#: Maximum offset of a part: no broker has more entries.
+PART_OFFSET_MAX: Final = 999_999_999
 
 
 def number_of(parameters: Mapping[str, str], name: str, default: int, lowest: int, highest: int) -> int:
     """Return a number in the parameters of a request. Raises InvalidInput."""
-    text = parameters.get(name, str(default))
-    if not (text.isascii() and text.isdecimal()) or len(text) > OFFSET_DIGITS_MAX or not lowest <= int(text) <= highest:
-        raise InvalidInput(f"{name} {text!r:.20} must be a number from {lowest} to {highest}")
-    return int(text)
+    return number_in(name, parameters.get(name, str(default)), lowest, highest)
 
 
 def check_known(parameters: Mapping[str, str], known: Iterable[str]) -> None:
@@ -64,7 +62,7 @@ class PartRequest(NamedTuple):
             raise InvalidInput(f"sort {sort!r:.60} must be one of {', '.join(columns.sortable)}")
         if order not in ("ascending", "descending"):
             raise InvalidInput(f"order {order!r:.60} must be ascending or descending")
-        offset = number_of(parameters, "offset", 0, 0, 10**OFFSET_DIGITS_MAX - 1)
+        offset = number_of(parameters, "offset", 0, 0, PART_OFFSET_MAX)
         limit = number_of(parameters, "limit", PART_ENTRIES, 1, PART_ENTRIES_MAX)
         return cls(search.casefold(), sort, order == "descending", offset, limit)
 

@@ -77,7 +77,7 @@ def _part(what: str, answer: Any, columns: listing.ListColumns) -> Operation:
             Parameter("search", f"Text to find in {searched}", {"type": "string", "maxLength": listing.SEARCH_MAX}),
             Parameter("sort", "Column to sort by", {"enum": list(columns.sortable), "default": columns.sortable[0]}),
             Parameter("order", "Order", {"enum": ["ascending", "descending"], "default": "ascending"}),
-            Parameter("offset", "Number of entries to skip", _number(0, 10**listing.OFFSET_DIGITS_MAX - 1, 0)),
+            Parameter("offset", "Number of entries to skip", _number(0, listing.PART_OFFSET_MAX, 0)),
             Parameter("limit", "Maximum number of entries", _number(1, listing.PART_ENTRIES_MAX, listing.PART_ENTRIES)),
         ),
     )
@@ -332,6 +332,9 @@ _LETTERS: Final[Mapping[str, Schema]] = {
     "until_ms": {"type": "integer", "minimum": 0, "description": "Of messages or records from before this time, in ms since 1970"},
     "headers": {"type": "object", "additionalProperties": {"type": "string"}, "description": "With these headers"},
     "upto": _text("Value of a list of dead letters: none that is newer than the list"),
+    "accept_lost_marks": {
+        "type": "boolean", "default": False, "description": "Also if it is not known which of them were done before, see the guide",
+    },
 }  # fmt: skip
 _JOB: Final = _object(_LETTERS)
 _DISCARD: Final = _object({**_LETTERS, "confirm": {"const": True, "description": "Must be true"}}, "confirm")
@@ -345,6 +348,7 @@ _REDRIVE: Final[dict[tuple[str, str], Operation]] = {
             Parameter("until_ms", "Of messages or records from before this time, in ms since 1970", {"type": "integer", "minimum": 0}),
             Parameter("header", "With these headers, each NAME:VALUE", {"type": "array", "items": {"type": "string"}}),
             Parameter("count", "Maximum number of dead letters", _number(0, redrive.LETTERS_MAX, redrive.LETTERS)),
+            Parameter("from", "Only those from this place on: `next` of an earlier answer"),
         ),
     ),
     ("GET", "/redrive/letters/{partition}/{offset}"): Operation(

@@ -161,7 +161,10 @@ class LetterSourceAnswer(TypedDict):
 
 
 class LetterAnswer(TypedDict):
-    """A dead letter of a pipeline. ``incomplete`` says what is missing, or is empty. ``address`` and ``message`` are those of a divert."""
+    """A dead letter of a pipeline. ``incomplete`` says what is missing, or is empty. ``address`` and ``message`` are those of a divert.
+
+    ``tombstone``: the record has no value, which is null in Kafka.
+    """
 
     place: str
     pipeline: str
@@ -174,13 +177,18 @@ class LetterAnswer(TypedDict):
     address: str
     message: str
     incomplete: str
+    tombstone: bool
 
 
 class LettersAnswer(TypedDict):
-    """Dead letters that wait. ``upto`` are the ends of the dead-letter topic."""
+    """Dead letters that wait. ``upto`` are the ends of the dead-letter topic.
+
+    ``next`` is the value of ``from`` for the next request, or empty if there are no more (``complete``).
+    """
 
     letters: list[LetterAnswer]
     complete: bool
+    next: str
     upto: str
 
 
@@ -193,7 +201,10 @@ class LetterContentAnswer(LetterAnswer):
 
 
 class JobAnswer(TypedDict):
-    """A request to redrive or discard dead letters, and what has become of them."""
+    """A request to redrive or discard dead letters, and what has become of them.
+
+    ``error`` is why the request has failed, why its last attempt has failed if it is still ``pending``, or why a dead letter was left.
+    """
 
     job: str
     action: str

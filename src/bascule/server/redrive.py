@@ -1,6 +1,6 @@
 """Dead letters of the pipelines over HTTP: an administrator looks at them, and asks the driver to redrive or discard some.
 
-GET  /redrive/letters                     dead letters that wait; ?pipeline=&reason=&since_ms=&until_ms=&header=NAME:VALUE&count=N
+GET  /redrive/letters                     dead letters that wait; ?pipeline=&reason=&since_ms=&until_ms=&header=NAME:VALUE&count=&from=
 GET  /redrive/letters/PARTITION/OFFSET    one of them with its content
 POST /redrive/run, /redrive/discard       store a job for the driver; 202 once Kafka has stored it
 GET  /redrive/jobs                        the jobs and what has become of them
@@ -29,7 +29,8 @@ from bascule.jms.from_kafka import property_of
 from bascule.kafka.redriving import LetterTopic, RedriveTopics
 from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
-from bascule.server.admin_arguments import arguments_of
+from bascule.server.admin_arguments import arguments_of, number_in
+from bascule.server.listing import number_of
 from bascule.server.shown_messages import content
 from bascule.timeline.budget import SearchBudget
 from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter, Place, dead_letter_of
@@ -55,8 +56,8 @@ SHOWN_MAX: Final = 1_000
 JOBS_MAX: Final = 100
 #: How long finished jobs are listed, in ms.
 KEPT_MS: Final = 7 * 24 * 3600 * 1000
-#: Digits of a number in a path or parameter.
-_DIGITS_MAX: Final = 19
+#: The largest number of a partition, offset or time that Kafka has.
+NUMBER_MAX: Final = 2**63 - 1
 _FILTERS: Final = ("pipeline", "reason", "since_ms", "until_ms", "headers")
 
 
@@ -68,10 +69,10 @@ class TooManyJobs(InvalidInput):
 
 
 class _Found(NamedTuple):
-    """Dead letters as an answer describes them, whether there are no more, and the topic as it was."""
+    """Dead letters as an answer describes them, the place where the next request continues (None: there are no more), and the topic."""
 
     letters: list[dict[str, Any]]
-    complete: bool
+    next: Place | None
     topic: LetterTopic | None
 
 
@@ -95,18 +96,19 @@ class RedrivePages:
         ]
 
     async def _list(self, request: Request) -> Response:
-        count = _number("count", request.query_params.get("count", str(LETTERS)), LETTERS_MAX)
+        count = number_of(request.query_params, "count", LETTERS, 0, LETTERS_MAX)
+        start = _place(request.query_params["from"]) if "from" in request.query_params else (0, 0)
         chosen = _filter_of(_parameters(request))
         for name in sorted(filter(partial(_hides, self._mask()), chosen.headers)):
             raise InvalidInput(f"header: admin.masked_properties hides the values of {name!r:.60}; choose by another header")
         self._record("redrive list", "", request)
-        found = await self._pages.beside(partial(self._read, chosen, count))
+        found = await self._pages.beside(partial(self._read, chosen, count, start))
         return JSONResponse({
-            "letters": found.letters, "complete": found.complete, "upto": _upto(found.topic),
+            "letters": found.letters, "complete": found.next is None, "next": _text_of(found.next), "upto": _upto(found.topic),
         })  # fmt: skip
 
     async def _show(self, request: Request) -> Response:
-        partition, offset = (_number(name, request.path_params[name]) for name in ("partition", "offset"))
+        partition, offset = (number_in(name, request.path_params[name], 0, NUMBER_MAX) for name in ("partition", "offset"))
         place = f"{partition}:{offset}"
         self._record("redrive show", place, request)
         shown = await self._pages.beside(partial(self._read_one, partition, offset))
@@ -118,7 +120,8 @@ class RedrivePages:
         known = await self._pages.known()
         reports = await self._pages.beside(self._reports)
         jobs = sorted(known.wishes.redrives.values(), key=lambda job: (job.at_ms, job.id))
-        return JSONResponse([_described_job(job, reports.get(job.id, RedriveReport())) for job in jobs])
+        tried = known.reports.driver.redrives if known.reports.driver is not None else {}
+        return JSONResponse([_described_job(job, reports.get(job.id) or RedriveReport(error=tried.get(job.id, ""))) for job in jobs])
 
     async def _ask(self, action: RedriveAction, request: Request) -> Response:
         """Store a job, audited."""
@@ -132,34 +135,38 @@ class RedrivePages:
             principal.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
             chosen = _meant(action, arguments)
             known = await self._pages.known()
-            job = await self._pages.beside(
-                partial(self._store, action, chosen, arguments.get("upto"), principal.name, known.wishes.redrives)
-            )
+            job = await self._pages.beside(partial(self._store, action, chosen, arguments, principal.name, known.wishes.redrives))
             done["job"] = job.id
         log.info("administrator action", who=principal.name, action=verb, arguments={"job": job.id}, answer={"job": job.id})
         return JSONResponse({"job": job.id, "action": action.value}, 202)
 
     # -- in a thread ---------------------------------------------------------------------------------------------------
 
-    def _read(self, chosen: LetterFilter, count: int) -> _Found:
+    def _read(self, chosen: LetterFilter, count: int, start: Place) -> _Found:
         with closing(self._redriving()) as topics:
             topic = topics.letter_topic(KAFKA_S)
             if topic is None:
-                return _Found([], True, None)
+                return _Found([], None, None)
             done = topics.table(KAFKA_S).of(topic.topic_id)
-            bounds = {each: (first, topic.ends[each]) for each, first in topic.firsts.items()}
+            bounds = {
+                each: (max(first, start[1]) if each == start[0] else first, topic.ends[each])
+                for each, first in topic.firsts.items() if each >= start[0]
+            }  # fmt: skip
             budget = SearchBudget(READ_S, pause_max_s=PAUSE_MAX_S)
+            reached: Place | None = None
 
-            def enough(size_bytes: int) -> bool:
+            def enough(behind: Place, size_bytes: int) -> bool:
+                nonlocal reached
                 budget.take(size_bytes)
-                return bool(budget.spent)
+                reached = behind if budget.spent else None
+                return reached is not None
 
             letters: list[dict[str, Any]] = []
             for letter in topics.letters(bounds, done, chosen, self._bridge, enough):
                 if len(letters) == count:
-                    return _Found(letters, False, topic)
+                    return _Found(letters, letter.place, topic)
                 letters.append(_described(letter))  # without the value: the values of all of them may not fit into memory
-            return _Found(letters, not budget.spent, topic)
+            return _Found(letters, reached, topic)
 
     def _read_one(self, partition: int, offset: int) -> dict[str, Any] | None:
         with closing(self._redriving()) as topics:
@@ -178,12 +185,14 @@ class RedrivePages:
             return topics.table(KAFKA_S).reports
 
     def _store(
-        self, action: RedriveAction, chosen: LetterFilter, upto: object, who: str, jobs: Mapping[str, RedriveJob]
+        self, action: RedriveAction, chosen: LetterFilter, said: Mapping[str, Any], who: str, jobs: Mapping[str, RedriveJob]
     ) -> RedriveJob:  # fmt: skip
-        now_ms = self._pages.now_ms()
+        now_ms, upto, accept_lost_marks = self._pages.now_ms(), said.get("upto"), said.get("accept_lost_marks") is True
         with closing(self._redriving()) as topics:
             reports = topics.table(KAFKA_S).reports
             topic = topics.letter_topic(KAFKA_S)
+            if not accept_lost_marks:
+                topics.check_marks(KAFKA_S)
         if topic is None:
             raise UnknownAddress("there is no dead-letter topic")
         finished = {each for each, report in reports.items() if each in jobs and report.state is not RedriveState.PENDING}
@@ -192,7 +201,7 @@ class RedrivePages:
         topic_id, ends = (topic.topic_id, topic.ends) if upto is None else _parsed_upto(upto)
         # Dead letters from now on may be made by the job itself.
         ends = {each: min(end, topic.ends.get(each, 0)) for each, end in ends.items()}
-        job = RedriveJob(uuid.uuid4().hex, action, topic_id, ends, chosen, who, now_ms)
+        job = RedriveJob(uuid.uuid4().hex, action, topic_id, ends, chosen, who, now_ms, accept_lost_marks)
         # The job is stored last: if anything before it fails, the answer is an error, and the driver does nothing.
         self._pages.topics.forget([each for each in finished if now_ms - reports[each].at_ms > KEPT_MS])
         self._pages.topics.ask(job)
@@ -220,7 +229,7 @@ def _hides(mask: PropertyMask, header: str) -> bool:
 def _value_of(letter: PipelineDeadLetter, mask: PropertyMask) -> str:
     """Return the beginning of the body of a message, or of the value of a record."""
     try:
-        return _beginning(content(letter.value, mask) if letter.address else letter.value)
+        return _beginning(content(letter.value or b"", mask) if letter.address else letter.value or b"")
     except BasculeError as error:
         return f"({error})"
 
@@ -238,7 +247,8 @@ def _described(letter: PipelineDeadLetter) -> dict[str, Any]:
         "reason": letter.reason,
         "time_ms": letter.timestamp_ms,
         "redrives": letter.redrives,
-        "bytes": len(letter.value),
+        "bytes": letter.size_bytes,
+        "tombstone": letter.value is None,
         "address": letter.address,
         "message": letter.message_id,
         "incomplete": letter.incomplete,
@@ -255,7 +265,7 @@ def _described_job(job: RedriveJob, report: RedriveReport) -> dict[str, Any]:
 
 def _meant(action: RedriveAction, arguments: Mapping[str, Any]) -> LetterFilter:
     """Return which dead letters a request means. Raises InvalidInput."""
-    known = ("places", "all", "upto", "confirm", *_FILTERS)
+    known = ("places", "all", "upto", "confirm", "accept_lost_marks", *_FILTERS)
     if unknown := sorted(set(arguments).difference(known)):
         raise InvalidInput(f"unknown argument {unknown[0]!r:.60}; known here: {', '.join(known)}")
     chosen = [name for name in ("places", *_FILTERS) if name in arguments]
@@ -277,10 +287,10 @@ def _parameters(request: Request) -> dict[str, Any]:
                 raise InvalidInput(f"parameter header is {value!r:.60}; must be NAME:VALUE")
             headers[key] = text
         elif name in ("since_ms", "until_ms"):
-            said[name] = _number(name, value)
+            said[name] = number_in(name, value, 0, NUMBER_MAX)
         elif name in ("pipeline", "reason"):
             said[name] = value
-        elif name != "count":
+        elif name not in ("count", "from"):
             raise InvalidInput(f"unknown parameter {name!r:.60}")
     return {**said, "headers": headers}
 
@@ -307,13 +317,11 @@ def _place(text: object) -> Place:
     partition, colon, offset = str(text).partition(":")
     if not colon:
         raise InvalidInput(f"place {text!r:.60} must be PARTITION:OFFSET")
-    return _number("partition", partition), _number("offset", offset)
+    return number_in("partition", partition, 0, NUMBER_MAX), number_in("offset", offset, 0, NUMBER_MAX)
 
 
-def _number(name: str, text: str, most: int = 2**63 - 1) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX and int(text) <= most):
-        raise InvalidInput(f"{name} {text!r:.60} must be a number from 0 to {most}")
-    return int(text)
+def _text_of(place: Place | None) -> str:
+    return "" if place is None else f"{place[0]}:{place[1]}"
 
 
 def _upto(topic: LetterTopic | None) -> str:

@@ -163,7 +163,11 @@ def prepare(node: Node, settings: Settings) -> NextSettings:
 
 def _admits_differently(before: Settings, after: Settings) -> bool:
     """Return whether the admin server admits its users by other rules."""
-    return (before.admin, before.broker.has_logins, before.broker.oidc) != (after.admin, after.broker.has_logins, after.broker.oidc)
+
+    def rules(settings: Settings) -> tuple[object, ...]:
+        return settings.admin, settings.broker.has_logins, settings.broker.oidc, settings.broker.allow_insecure
+
+    return rules(before) != rules(after)
 
 
 def _token_rules(oidc: Oidc) -> tuple[object, ...]:

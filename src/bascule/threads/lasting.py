@@ -50,8 +50,14 @@ def end_process(error: BaseException) -> NoReturn:
     name = threading.current_thread().name
     with suppress(Exception):
         log.critical("process ends", thread=name, error=repr(error), exit_code=EXIT_CODE)
+    exit_at_once(EXIT_CODE)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End this process with an exit code, as a kill would, after writing its log."""
+    with suppress(Exception):
         logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
-    os._exit(EXIT_CODE)
+    os._exit(code)

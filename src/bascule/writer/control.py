@@ -174,6 +174,8 @@ class DriverReport:
     driver: str
     at_ms: int
     running: bool = True
+    #: Why the last attempts of redrive jobs have failed that the driver tries again, by the id of the job.
+    redrives: Mapping[str, str] = field(default_factory=dict)
 
 
 R = TypeVar("R", Wish, RestartWish, OffsetsWish, PipelineDefinition, DivertCovered, PipelineReport, DriverReport)
@@ -182,7 +184,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("id", "by", "driver", "group", "error", "offsets_request", "offsets_error", "definition_id"), (str,)),
     **dict.fromkeys(("at_ms", "partitions", "restarts", "error_at_ms", "revision", "offset"), (int,)),
     "running": (bool,),
-    **dict.fromkeys(("definition", "settings"), (dict,)),
+    **dict.fromkeys(("definition", "settings", "redrives"), (dict,)),
     **dict.fromkeys(("lag", "after"), (int, type(None))),
     "records_per_s": (int, float, type(None)),
 }

@@ -58,13 +58,18 @@ class PipelineDeadLetter:
     error: str
     text: str
     key: bytes | None
-    value: bytes
+    value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
     timestamp_ms: int
     redrives: int = 0
     message_id: str = ""
     address: str = ""
     incomplete: str = ""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the value."""
+        return len(self.value or b"")
 
     @property
     def place(self) -> Place:
@@ -95,20 +100,20 @@ def dead_letter_of(record: KafkaRecord) -> PipelineDeadLetter | None:
     divert = names == _DIVERT_NAMES and _text(said[DIVERT_HEADER]) == facts["connector.name"]
     if not divert and names[-1:] != (ORIGIN_HEADER,):
         return None
-    value = record.value or b""
     bridge = _text(headers[-1][1]) if not divert else _text(said[ORIGIN_HEADER])
     return PipelineDeadLetter(
         record.partition, record.offset, f"{DIVERT if divert else INGRESS}{facts['connector.name']}", bridge, source, facts["stage"],
-        facts["exception.class.name"], facts["exception.message"], record.key, value,
+        facts["exception.class.name"], facts["exception.message"], record.key, record.value,
         () if divert else tuple(headers[:-1]),
         _number(_text(after[TIMESTAMP_HEADER])) if TIMESTAMP_HEADER in after else record.timestamp_ms,
         _number(_text(after.get(REDRIVES_HEADER))), _text(said[ID_HEADER]) if divert else "", _text(said[ADDRESS_HEADER]) if divert else "",
-        _incomplete(facts["stage"], value, divert=divert),
+        _incomplete(facts["stage"], record.value, divert=divert),
     )  # fmt: skip
 
 
-def _incomplete(stage: str, value: bytes, *, divert: bool) -> str:
-    if not value and (divert or stage == _WRITE_STAGE):
+def _incomplete(stage: str, value: bytes | None, *, divert: bool) -> str:
+    # The source record of an ingress may be a tombstone, whose value is None.
+    if (divert and not value) or (value == b"" and stage == _WRITE_STAGE):
         return "the dead letter has no value: it was too large for the dead-letter topic"
     return "the dead letter has no headers: the client could not read them" if stage == _HEADER_STAGE else ""
 

@@ -36,6 +36,21 @@ class UnreadableRedrive(BasculeError):
     scope = Scope.OPERATION
 
 
+class MarksLost(BasculeError):
+    """The topic of the marks is not the one in which the last redrive has written: which dead letters are done is not known any more."""
+
+    retriable = False
+    scope = Scope.OPERATION
+    http_status = 409
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"topic {topic!r} was deleted or recreated, so it is not known which dead letters were redriven or discarded: all of them wait"
+            " again. Restore the topic, or repeat the request with --accept-lost-marks to do some a second time, for example with"
+            " `bascule redrive discard` for those that are done"
+        )
+
+
 class RedriveAction(enum.StrEnum):
     """What happens to the dead letters of a job."""
 
@@ -59,6 +74,7 @@ class RedriveJob:
     """A request to redrive or discard dead letters of the topic with ``topic_id``, once.
 
     ``ends`` has the offset for each partition from which on dead letters are not meant: the job does not redrive what it has written.
+    ``accept_lost_marks``: dead letters that were done before the topic of the marks was recreated may be done a second time.
     """
 
     id: str
@@ -68,6 +84,7 @@ class RedriveJob:
     filter: LetterFilter = field(default_factory=LetterFilter)
     by: str = ""
     at_ms: int = 0
+    accept_lost_marks: bool = False
 
     def encode(self) -> bytes:
         """Return the value of the record."""
@@ -88,6 +105,7 @@ class RedriveJob:
             return cls(
                 str(said["id"]), RedriveAction(said["action"]), str(said["topic_id"]),
                 {int(partition): int(end) for partition, end in said["ends"]}, chosen, str(said["by"]), int(said["at_ms"]),
+                said.get("accept_lost_marks") is True,
             )  # fmt: skip
         except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
             raise _unreadable(value, place, error) from error

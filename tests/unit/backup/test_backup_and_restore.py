@@ -35,6 +35,7 @@ from bascule.writer.position import (
     position_partition,
 )
 from bascule.writer.reading import BARRIER_KEY
+from bascule.writer.redrive import POSITION_KEY
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
 from tests.unit.backup.installation import BRIDGE, TOPICS, back_up, restored, small_installation
 from tests.unit.server import broker_process
@@ -181,6 +182,20 @@ def test_mark_of_a_refused_request_to_move_positions_is_no_topic(
     new = KafkaInMemory(monkeypatch)
     assert restored(tmp_path / "backup", adopt_sources=True).recreated == ()
     assert new.values(TOPICS.positions, position_partition(key)) == [mark.encode()]
+
+
+def test_position_of_redrives_does_not_refer_to_the_marks_that_a_backup_leaves_out(
+    kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_installation(kafka)
+    kafka.create(TOPICS.positions, POSITION_PARTITIONS, cleanup_policy="compact")
+    partition = position_partition(POSITION_KEY)
+    position = Position(TOPICS.redrive, "id", 0, 7, owner="run")
+    kafka.put(TOPICS.positions, position.encode(), POSITION_KEY.encode(), partition=partition)
+    back_up(tmp_path / "backup")
+    new = KafkaInMemory(monkeypatch)
+    restored(tmp_path / "backup")
+    assert new.values(TOPICS.positions, partition) == [replace(position, topic="", topic_id="").encode()]
 
 
 @contextmanager

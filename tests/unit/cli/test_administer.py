@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self.server.token = self.headers.get("authorization")
-        code, content = self.server.answers[self.path.partition("?")[0]]
+        code, content = self.server.answers.get(self.path) or self.server.answers[self.path.partition("?")[0]]
         self.send_response(code)
         self.end_headers()
         self.wfile.write(content.encode() if isinstance(content, str) else json.dumps(content).encode())

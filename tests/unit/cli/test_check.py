@@ -130,6 +130,16 @@ def test_answer_of_another_version_is_unknown(broker: Broker, bascule: Bascule) 
     assert (done.returncode, done.stdout.startswith("MEMORY UNKNOWN - the broker gave another answer"), done.stderr) == (3, True, "")
 
 
+def test_defect_of_a_check_is_unknown_and_not_blamed_on_the_broker(broker: Broker, bascule: Bascule) -> None:
+    broker.answers["/messages"] = (200, {"queue": "q", "messages": [], "next": "", "looked_at": 0})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bascule.cli.check.CheckFigure", lambda *_: 1 // 0)
+        done = bascule("check", "age", "q", "-w", "99", "--admin", broker.url)
+    assert (done.returncode, done.stdout) == (
+        3, "AGE UNKNOWN - unexpected error, which is a defect of the check: ZeroDivisionError('integer division or modulo by zero')\n",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("content", [[], "x", None, DETAIL | {"messages": "3", "delivering": "", "delayed": ""}])
 def test_answer_with_other_types_is_unknown(content: Any, broker: Broker, bascule: Bascule) -> None:
     broker.answers["/queues"] = (200, json.dumps(content))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -22,6 +25,23 @@ level = "{level}"
 port = {port}
 [admin]
 masked_properties = ["{masked}"]
+"""
+
+#: Runs `bascule kafka` with a node that has no JVM.
+KAFKA = """
+import sys
+from pathlib import Path
+from bascule.cli import run
+
+class Node:
+    bootstrap, running = "127.0.0.1:1", True
+    def start(self):
+        pass
+    def stop(self):
+        print("stopped", flush=True)
+
+run._embedded_kafka = lambda *_: Node()
+run.kafka(Path(sys.argv[1]), Path(sys.argv[2]), 0)
 """
 
 
@@ -102,3 +122,26 @@ def test_log_keeps_its_settings_if_the_file_is_gone_or_cannot_be_read(
     assert found.level == "debug"
     assert "settings not reloaded, the settings before stay" in capfd.readouterr().err
     assert [each[0] for each in manager.messages()] == ["RELOADING=1", "READY=1"]
+
+
+def test_kafka_alone_follows_the_log_at_sighup_and_does_not_end(tmp_path: Path) -> None:
+    file = tmp_path / "bascule.toml"
+    file.write_text(TEXT.format(level="info", port=1, masked="one"))
+    program = [sys.executable, "-c", KAFKA, str(file), str(tmp_path / "data")]
+    with subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert "ready kafka=127.0.0.1:1" in running.stdout.readline()
+        file.write_text(TEXT.format(level="debug", port=2, masked="two"))
+        running.send_signal(signal.SIGHUP)
+        lines = []
+        for line in running.stderr:
+            lines.append(line)
+            if "settings reloaded" in line:
+                break
+        running.terminate()
+        assert running.stdout.read() == "stopped\n"
+    assert running.returncode == 0
+    said = "".join(lines)
+    assert "log.level" in said
+    assert "broker.port" not in said, "Kafka does not read it"

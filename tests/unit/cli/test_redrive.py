@@ -49,6 +49,22 @@ def test_dead_letters_and_jobs_are_listed_and_shown(
     assert json.loads(capsys.readouterr().out)["value"] == "hello"
 
 
+def test_list_asks_again_until_it_is_complete_and_says_where_to_continue(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.answers |= {
+        "/redrive/letters?count=3": (200, {"letters": [], "complete": False, "next": "0:9", "upto": ""}),
+        "/redrive/letters?count=3&from=0%3A9": (200, {"letters": [LETTER], "complete": False, "next": "0:18", "upto": ""}),
+        "/redrive/letters?count=2&from=0%3A18": (200, {"letters": [LETTER, LETTER], "complete": False, "next": "1:5", "upto": ""}),
+        "/redrive/letters?count=3&from=1%3A5": (200, {"letters": [LETTER], "complete": True, "next": "", "upto": ""}),
+    }
+    for options, count, said in (((), 3, "; continue with --from 1:5"), (("--from", "1:5"), 1, "")):
+        assert run(monkeypatch, "redrive", "list", "--count", "3", *options, "--admin", broker.url, "-o", "json") == 0
+        shown = capsys.readouterr()
+        assert (shown.out.count("0:17"), said in shown.err) == (count, True)
+        assert ("more dead letters" in shown.err) == bool(said)
+
+
 @pytest.mark.parametrize(
     ("job", "code", "said"),
     [
@@ -57,7 +73,9 @@ def test_dead_letters_and_jobs_are_listed_and_shown(
         (JOB | {"failed": 2}, 1, "2 dead letters failed again"),
         (JOB | {"left": 3, "error": "divert:x is disabled"}, 1, "could not be redriven and still wait; the last reason: divert:x"),
         (JOB | {"state": "failed", "error": "the topic was recreated"}, 1, "the topic was recreated"),
-        (JOB | {"state": "pending"}, 1, "no driver has finished the job yet"),
+        (JOB | {"state": "failed", "error": "the topic was recreated"}, 1, "correct the cause, and repeat the request"),
+        (JOB | {"state": "pending"}, 1, "no driver has finished the job yet; a driver will when it runs. See"),
+        (JOB | {"state": "pending", "error": "Kafka is away"}, 1, "the last attempt failed: Kafka is away. See"),
     ],
 )  # fmt: skip
 def test_run_sends_what_is_meant_and_reports_what_became_of_it(

@@ -9,11 +9,12 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from bascule.cli.top import TopSample, _keys, rates_between
+from bascule.server.answers import OverviewAnswer
 from tests.unit.cli.conftest import Bascule
 from tests.unit.cli.test_administer import QUEUE, STATUS, Broker, broker  # noqa: F401 - a fixture
 
@@ -109,6 +110,19 @@ def test_answer_of_another_server_is_an_error(overview: Any, served: Broker, bas
     done = bascule("top", "--once", "--interval-s", "0.2", "--admin", served.url)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: the server gave another answer than this version of the command expects: ")
+
+
+def test_defect_of_the_command_shows_as_a_defect(served: Broker, bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {**dict.fromkeys(get_type_hints(OverviewAnswer), ""), **OVERVIEW, "dead_letter_address": "DLQ", "expiry_address": "Expiry"}
+    served.answers["/overview"] = (200, whole)
+    served.answers["/list/queues"] = (200, {"found": 0, "total": 0, "entries": []})
+    served.answers |= {"/diverts": (200, []), "/ingresses": (200, [])}
+    monkeypatch.setattr("bascule.cli.top.rates_between", lambda before, now: before["no field"])
+    with pytest.raises(TypeError):
+        bascule("top", "--once", "--interval-s", "0.2", "--admin", served.url)
+    del served.answers["/list/queues"][1]["found"]
+    done = bascule("top", "--once", "--interval-s", "0.2", "--admin", served.url)
+    assert done.stderr.endswith("expects: GET /list/queues: the answer has no field 'found'\n")
 
 
 def _readable(terminal: int) -> bool:

@@ -186,6 +186,7 @@ ERRORS = [
     (f"{INGRESS}pattern = 'a'", """bascule.toml:1: ingress["alerts"]: give either topics or pattern, not both"""),
     ("[[ingress]]\nname = 'a'", 'ingress["a"]: give either topics or pattern'),
     ("[[ingress]]\nname = 'a'\npattern = 'a['", 'ingress["a"].pattern = "a[": column 2: unterminated character set\n    a[\n     ^'),
+    ("[[ingress]]\nname = 'a'\npattern = '(?!a).*'", "look-around, back-references, possessive quantifiers, word boundaries"),
     (f"{INGRESS}routing = 'both'", """ingress["alerts"].routing = "both": should be 'multicast' or 'anycast'"""),
     (f"{INGRESS}to = '${{address}}'", "'${address}' is not a placeholder: only ${topic} and ${header:NAME} are replaced"),
     ("[[ingress]]\nname = 'a'\ntopics = ['bascule.journal']", "'bascule.journal' is one of Bascule's own topics"),

@@ -54,6 +54,7 @@ def test_slash_in_a_pattern_is_escaped() -> None:
         ("RULE:a/b/X", "must be DEFAULT or RULE:PATTERN/REPLACEMENT/"),
         ("RULE:a/b/c/", "must be DEFAULT or RULE:PATTERN/REPLACEMENT/"),
         ("RULE:(/b/", "no regular expression"),
+        (r"RULE:(a)\1/b/", "back-references, .* are not supported"),
         ("RULE:(a)/$2/", r"\$2 names a group that the pattern does not have"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -123,6 +124,18 @@ def test_resting_table_reader_fetches_nothing_until_its_next_read(topic: Topic) 
     followed.reader.close()
     followed.reader.rest()
     assert topic.closed
+
+
+def test_table_reader_that_is_not_used_rests_by_itself(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compacted, "REST_AFTER_S", 0.01)
+    followed = Followed(topic)
+    wait_for(lambda: not topic.fetching, "the reader to rest")
+    topic.append(b"c", b"3")
+    assert followed.keys() == [b"a", b"b", b"c"]
+    wait_for(lambda: not topic.fetching, "the reader to rest again")
+    assert topic.read == [0, 1, 2]
+    followed.reader.close()
+    wait_for(lambda: all(each.name != "table-rest" for each in threading.enumerate()), "its thread to end")
 
 
 @pytest.mark.parametrize("by_offset", [False, True])

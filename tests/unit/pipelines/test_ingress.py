@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bascule.config.settings import Settings
 from bascule.core.destination import Routing
 from bascule.core.errors import BadRecord
-from bascule.core.kafka_records import KafkaRecord
+from bascule.core.kafka_records import KafkaRecord, Output
 from bascule.jms.from_kafka import property_name
 from bascule.jms.message import JmsMessage, decode_message
 from bascule.jms.record import kafka_headers, record_value
@@ -19,7 +19,9 @@ from bascule.jms.record_headers import ERRORS
 from bascule.journal.records import KafkaOrigin, Send, SendFlag, decode_send, entries
 from bascule.pipelines.failures import CarriedError, encoded, error_from_spark
 from bascule.pipelines.ingress import IngressEngine
-from bascule.pipelines.spec import IngressSpec, from_settings
+from bascule.pipelines.redrive_engine import RedriveEngine
+from bascule.pipelines.spec import IngressSpec, PipelinesSpec, from_settings
+from bascule.writer.dead_letters import dead_letter_of
 
 RECORD = KafkaRecord("topic.a", 3, 42, b"key", b'{"n": 1, "s": "t"}', [("plain", b"p"), ("jms.int.size", b"7")], 1_700_000_000_000)
 
@@ -33,8 +35,14 @@ def sent(record: KafkaRecord, **choices: object) -> Send:
     output = engine(**choices).output(record)
     assert output is not None
     assert output.topic == "ingress"
-    ((_, start, end),) = entries(output.value)
-    return decode_send(output.value, start, end)
+    return send_in(output)
+
+
+def send_in(output: Output) -> Send:
+    """Return the message in a record for the broker."""
+    value = output.value or b""
+    ((_, start, end),) = entries(value)
+    return decode_send(value, start, end)
 
 
 def test_kafka_record_becomes_message_with_its_coordinates() -> None:
@@ -65,8 +73,7 @@ def test_record_names_a_user_only_if_the_settings_trust_it(validated: str, keep:
     (spec,) = from_settings(settings, "").ingresses
     output = IngressEngine(spec, "bridge", "ingress", None).output(NAMING)
     assert output is not None
-    ((_, start, end),) = entries(output.value)
-    message = decode_message(decode_send(output.value, start, end).body)
+    message = decode_message(send_in(output).body)
     assert message.user_id == expected
     assert message.properties["kafka_JMSXUserID"] == "mallory", "a header of another name is a property of another name"
 
@@ -159,6 +166,28 @@ def test_tombstone_becomes_empty_message_with_property() -> None:
     message = decode_message(sent(RECORD._replace(value=None)).body)
     assert message.body is None
     assert message.properties["kafka_tombstone"] is True
+
+
+@pytest.mark.parametrize("value", [None, b""])
+def test_record_without_a_value_stays_one_as_a_dead_letter_and_when_it_is_redriven(value: bytes | None) -> None:
+    record = RECORD._replace(value=value, headers=[("null", None), ("empty", b"")])
+    buried = engine(target="${header:gone}").output(record)
+    assert buried is not None
+    assert (buried.topic, buried.value, buried.headers[:2]) == ("dead", value, record.headers)
+    letter = dead_letter_of(KafkaRecord("dead", 0, 0, buried.key, buried.value, buried.headers, buried.timestamp_ms))  # type: ignore[arg-type]
+    assert letter is not None
+    assert letter.headers == tuple(record.headers)
+    mended = PipelinesSpec("bridge", {}, ingresses=(IngressSpec("in", "queue", ("topic.a",)),))
+    message = decode_message(send_in(RedriveEngine(mended).redriven(letter).output).body)
+    assert message.properties.get("kafka_tombstone") is (True if value is None else None)
+
+
+def test_tombstone_that_the_topic_of_the_broker_refused_is_complete_without_a_value() -> None:
+    for value, said in ((None, ""), (b"", "the dead letter has no value: it was too large for the dead-letter topic")):
+        buried = engine().dead_letter(RECORD._replace(value=value), "KAFKA_PRODUCE", BadRecord("refused"))
+        letter = dead_letter_of(KafkaRecord("dead", 0, 0, buried.key, buried.value, buried.headers, 1))  # type: ignore[arg-type]
+        assert letter is not None
+        assert letter.incomplete == said
 
 
 def test_non_utf8_key_and_header_are_base64_properties() -> None:

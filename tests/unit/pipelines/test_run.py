@@ -27,7 +27,7 @@ SIGNALLED = """
 import contextlib, os, signal, threading
 from bascule.pipelines import driver
 class Fake:
-    queries, held, all_tried = {}, set(), True
+    queries, held, all_tried, amendable = {}, set(), True, False
     def __init__(self, *_):
         self.polled = threading.Event()
     watched = contextlib.nullcontext
@@ -46,14 +46,15 @@ for _ in range(100):
 
 
 def stopped_by(
-    polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeError | None, held_by_admin: Collection[str] = (), all_tried: bool = True
-) -> str | None:
+    polls: int, monkeypatch: pytest.MonkeyPatch, *reasons: BasculeError | None, held_by_admin: Collection[str] = (), all_tried: bool = True,
+    amendable: bool = False,
+) -> str | None:  # fmt: skip
     """Return the error with which a driver stops if its queries stopped for ``reasons``, or None if it still runs after ``polls`` polls."""
 
     class Fake:
         def __init__(self, *_: object) -> None:
             self.left = polls
-            self.held, self.all_tried = set(held_by_admin), all_tried
+            self.held, self.all_tried, self.amendable = set(held_by_admin), all_tried, amendable
             self.queries = {str(n): Query(str(n), lambda: None, Path(), failure=reason) for n, reason in enumerate(reasons)}
 
         def start(self, _turn: object) -> bool:
@@ -106,6 +107,11 @@ def test_driver_waits_for_an_administrator_while_all_queries_that_stopped_are_he
 def test_driver_does_not_end_before_it_has_tried_to_start_all_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stopped_by(3, monkeypatch, BAD, all_tried=False) is None
     assert "holds it" in (stopped_by(3, monkeypatch, TAKEN, all_tried=False) or "")
+
+
+def test_driver_continues_while_a_definition_made_at_run_time_can_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stopped_by(3, monkeypatch, BAD, amendable=True) is None
+    assert "holds it" in (stopped_by(3, monkeypatch, TAKEN, amendable=True) or "")
 
 
 def test_driver_ends_cleanly_whenever_the_signal_arrives() -> None:

@@ -288,17 +288,37 @@ def test_a_password_is_accepted_only_over_tls_or_from_this_machine(tmp_path: Pat
     assert asgi_code(access_of(settings(tmp_path)), scheme, peer, basic("viewer", "v")) == code
 
 
+@pytest.mark.parametrize(
+    ("scheme", "peer", "insecure", "codes"),
+    [
+        ("http", "192.0.2.1", False, (403, 403, 403, 200)),
+        ("http", "192.0.2.1", True, (200, 200, 200, 200)),
+        ("https", "192.0.2.1", False, (200, 200, 200, 200)),
+        ("http", "127.0.0.1", False, (200, 200, 200, 200)),
+    ],
+)
+def test_tokens_of_the_settings_are_accepted_only_over_tls_from_this_machine_or_with_the_accepted_risk(
+    tmp_path: Path, scheme: str, peer: str, insecure: bool, codes: tuple[int, ...]
+) -> None:
+    def asked(role: str, path: str) -> int:
+        chosen = settings(tmp_path, broker={**SETTINGS["broker"], "allow_insecure": insecure})
+        return asgi_code(access_of(chosen), scheme, peer, f"Bearer {role}-token", path)
+
+    paths = (("view", "/status"), ("manage", "/status"), ("manage", "/metrics"), ("view", "/metrics"))
+    assert tuple(asked(*each) for each in paths) == codes
+
+
 @pytest.mark.parametrize(("peer", "code"), [("192.0.2.1", 403), ("127.0.0.1", 200), ("::1", 200)])
 def test_without_users_only_this_machine_is_allowed(peer: str, code: int) -> None:
     assert asgi_code(OPEN, "http", peer, None) == code
 
 
-def asgi_code(access: AdminAccess, scheme: str, peer: str, credentials: str | None) -> int:
+def asgi_code(access: AdminAccess, scheme: str, peer: str, credentials: str | None, path: str = "/status") -> int:
     """Return the status of a request from a peer that this machine cannot be."""
     codes: list[int] = []
     headers = [] if credentials is None else [(b"authorization", credentials.encode())]
     scope = {
-        "type": "http", "method": "GET", "path": "/status", "scheme": scheme, "headers": headers, "query_string": b"", "client": (peer, 1),
+        "type": "http", "method": "GET", "path": path, "scheme": scheme, "headers": headers, "query_string": b"", "client": (peer, 1),
     }  # fmt: skip
 
     async def receive() -> dict[str, Any]:

@@ -271,7 +271,10 @@ def test_pipeline_that_is_not_stopped_and_plan_that_is_unknown_old_or_of_another
     [
         ({}, 'exactly one of "to" and "shift_by" is needed'),
         ({"to": "latest", "shift_by": 1}, 'exactly one of "to" and "shift_by" is needed'),
-        ({"to": "yesterday"}, "cannot move to 'yesterday'; use 'earliest', 'latest', an offset, or a timestamp such as"),
+        (
+            {"to": "yesterday"},
+            "cannot move to 'yesterday'; use 'earliest', 'latest', an offset, a period before now (90s, 30m, 2h, 7d) or a time",
+        ),
         ({"to": True}, '"to" must be'),
         ({"to": -1}, "cannot move to '-1'"),
         ({"to": 2**63}, "cannot move to '9223372036854775808'"),

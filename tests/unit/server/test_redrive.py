@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,21 @@ from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
 from bascule.kafka.compacted import Appender
 from bascule.kafka.control import ControlTopics
+from bascule.kafka.history import TopicHistory, content_of
 from bascule.kafka.redriving import RedriveTopics
+from bascule.pipelines import redrive as module
 from bascule.pipelines.ingress import IngressEngine
-from bascule.pipelines.redrive import RedriveRun
+from bascule.pipelines.redrive import RedriveJobs, RedriveRun
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.server import redrive
 from bascule.server.admin_access import AdminRole
 from bascule.server.audit import AuditTrail, FileSink
 from bascule.server.pipelines import PipelinePages
-from bascule.writer.redrive import RedriveAction
+from bascule.writer.control import DRIVER_KEY, DriverReport
+from bascule.writer.redrive import RedriveAction, mark_key
 from tests.scenarios.test_redrive import BEGIN_MS, bury
 from tests.support.mock_cluster import MockCluster, product_on
+from tests.support.system import wait_for
 from tests.unit.server.test_admin import Broker, served
 from tests.unit.server.test_admin_access import send
 from tests.unit.server.test_pipelines import ACCESS, GUIDE, PLANNING
@@ -40,6 +45,7 @@ class Place:
     """A broker's admin server on the mock cluster."""
 
     def __init__(self, cluster: MockCluster) -> None:
+        self.cluster = cluster
         self.kafka = cluster.kafka
         wanted = {
             NAMES.control: own_topics.CONTROL, NAMES.reports: own_topics.CONTROL, NAMES.redrive: own_topics.REDRIVE,
@@ -75,8 +81,13 @@ class Place:
         for job in self.control.wishes(10).redrives.values():
             RedriveRun(self.pipelines, self.redriving(), job, lambda: False).carry_out()
 
+    def lose_marks(self) -> None:
+        """Replace the topic of the marks by an empty one."""
+        self.cluster.delete_records(NAMES.redrive, TopicHistory(self.kafka, NAMES.redrive, 0).latest())
+        self.cluster.ids[NAMES.redrive] = "another"
 
-def fail(_: object) -> None:
+
+def fail(*_: object) -> None:
     raise Unavailable("Kafka does not answer")
 
 
@@ -131,6 +142,113 @@ def test_dead_letters_are_listed_shown_and_redriven(place: Place, tmp_path: Path
     assert [(line["action"], line["who"]) for line in lines if line["action"] == "redrive run"] == [("redrive run", "manage")]
     assert [json.loads(line["arguments"])["all"] for line in lines if line["action"] == "redrive run"] == [True]
     assert {line["action"] for line in lines} == {"redrive list", "redrive show", "redrive run"}
+
+
+def test_list_continues_where_an_answer_has_ended(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    bury(place.pipelines, "orders", "1", "2", "3", "4", "5")
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        def pages(parameters: str) -> list[list[str]]:
+            found, start = [], ""
+            while True:
+                answer = request("GET", f"/redrive/letters?{parameters}{start and f'&from={start}'}", "edit")[1]
+                found.append([reason[-1] for reason in reasons(answer)])
+                start = answer["next"]
+                assert answer["complete"] == (start == "")
+                if not start:
+                    return found
+
+        assert pages("count=2") == [["1", "2"], ["3", "4"], ["5"]]
+        assert pages("count=2&reason=bad+4") == [["4"]]
+        # An answer ends in the middle when its time is over, and has gone on by one record at least.
+        monkeypatch.setattr(redrive, "READ_S", 0.0)
+        assert [each for each in pages("reason=bad+4") if each] == [["4"]]
+        assert len(pages("reason=bad+4")) > 3
+        assert request("GET", "/redrive/letters?from=x", "edit")[1]["error"] == "place 'x' must be PARTITION:OFFSET"
+        assert request("GET", "/redrive/letters?from=7:0", "edit")[1]["letters"] == []
+
+    place.asked(ask)
+
+
+def test_recreated_topic_of_the_marks_is_noticed_before_a_dead_letter_is_done_a_second_time(place: Place) -> None:
+    bury(place.pipelines, "orders", "1", "2")
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        def carried() -> list[bytes | None]:
+            history = TopicHistory(place.kafka, "orders", 0)
+            return [content_of(message)[1] for message in history.records(history.earliest(), history.latest(), committed=True)]
+
+        assert request("POST", "/redrive/run", body={"places": ["0:0"]})[0] == 202
+        place.carry_out()
+        assert carried() == [b"1"]
+        job = request("POST", "/redrive/run", body={"all": True})[1]["job"]
+        place.lose_marks()
+        code, answer = request("POST", "/redrive/run", body={"all": True})
+        assert (code, "was deleted or recreated" in answer["error"]) == (409, True)
+        place.carry_out()
+        (found,) = (each for each in request("GET", "/redrive/jobs", "view")[1] if each["job"] == job)
+        assert (found["state"], found["error"]) == ("failed", answer["error"])
+        assert carried() == [b"1"]
+        assert request("POST", "/redrive/discard", body={"all": True, "confirm": True})[0] == 409, "a job that fails accepts nothing"
+        assert request("POST", "/redrive/discard", body={"places": ["0:0"], "confirm": True, "accept_lost_marks": True})[0] == 202
+        assert request("POST", "/redrive/run", body={"all": True})[0] == 409, "no driver has carried out the other one yet"
+        place.carry_out()
+        assert request("POST", "/redrive/run", body={"all": True})[0] == 202
+        place.carry_out()
+        assert carried() == [b"1", b"2"]
+
+    place.asked(ask)
+
+
+def test_job_that_cannot_be_carried_out_fails_with_the_reason_and_can_be_repeated(place: Place) -> None:
+    bury(place.pipelines, "orders", "1")
+    topic = place.redriving().letter_topic()
+    assert topic is not None
+    damaged = mark_key(topic.topic_id, 0, 7).encode()
+
+    def store(value: bytes | None) -> None:
+        with closing(Appender(place.kafka)) as appender:
+            appender.append(Outgoing(NAMES.redrive, damaged, value, partition=0)).result(30)
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        first = request("POST", "/redrive/run", body={"all": True})[1]["job"]
+        store(b"{")
+        place.carry_out()
+        store(None)
+        found = {each["job"]: each for each in request("GET", "/redrive/jobs", "view")[1]}
+        assert found[first]["state"] == "failed"
+        assert "UnreadableRedrive" in found[first]["error"]
+        second = request("POST", "/redrive/run", body={"all": True})[1]["job"]
+        place.carry_out()
+        found = {each["job"]: each for each in request("GET", "/redrive/jobs", "view")[1]}
+        assert (found[second]["state"], found[second]["redriven"], found[first]["redriven"]) == ("done", 1, 0)
+
+    place.asked(ask)
+
+
+def test_job_whose_attempts_fail_shows_why_while_it_is_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    bury(place.pipelines, "orders", "1")
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        def followed(*, done: bool) -> bool:
+            driver.follow(place.control.wishes(10).redrives, ())
+            return bool(sum(driver.outcomes.values()) if done else driver.errors)
+
+        job = request("POST", "/redrive/run", body={"all": True})[1]["job"]
+        driver = RedriveJobs(place.pipelines)
+        with monkeypatch.context() as patched:
+            patched.setattr(RedriveTopics, "letter_topic", fail)
+            wait_for(lambda: followed(done=False), "an attempt to fail")
+        place.control.report({DRIVER_KEY: DriverReport("d", NOW_MS, redrives=driver.errors)})[0].result(30)
+        (found,) = request("GET", "/redrive/jobs", "view")[1]
+        assert (found["job"], found["state"], found["error"]) == (job, "pending", "Unavailable: Kafka does not answer")
+        wait_for(lambda: followed(done=True), "the next attempt")
+        assert driver.errors == {}
+        assert request("GET", "/redrive/jobs", "view")[1][0]["state"] == "done"
+        driver.stop(30)
+
+    place.asked(ask)
 
 
 def test_masked_headers_are_hidden_under_each_name_of_their_property(place: Place, tmp_path: Path) -> None:

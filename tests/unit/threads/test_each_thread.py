@@ -89,6 +89,12 @@ from bascule.threads import hangup
 hangup.on_hangup(fail)
 os.kill(os.getpid(), signal.SIGHUP)
 """,
+    ("threads/prompt_end.py", "prompt-end"): """
+import os
+from bascule.threads import prompt_end
+os.read = fail
+prompt_end.end_within(60)
+""",
     ("server/ingress.py", "ingress-tail"): """
 from bascule.server.ingress import IngressTail
 from bascule.testing.broker import BrokerInMemory

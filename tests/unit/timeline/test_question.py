@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ import pytest
 
 from bascule.cli import why
 from bascule.cli.output import Format
-from bascule.cli.why import since_time_ms
 from bascule.client import Queue
-from bascule.core.errors import InvalidInput
 from bascule.core.masking import PropertyMask
 from bascule.jms.record_headers import DIVERT_HEADER, ERRORS, ID_HEADER, ORIGIN_HEADER
 from bascule.kafka.history import TopicHistory
@@ -192,17 +189,6 @@ async def test_older_queues_have_the_names_of_the_snapshot(kafka: KafkaInMemory,
         kafka.partition(JOURNAL).first = start
         story = await called(asked, broker, message_id)
     assert story.as_dict()["messages"][0]["queues"][0]["queue"] == "q"
-
-
-@pytest.mark.parametrize("text", ["yesterday", "2h ago", "-1h", "2026-03-01T08:00:00", "99999999999999d"])
-def test_invalid_since_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="--since"):
-        since_time_ms(text, datetime.now(UTC))
-
-
-def test_since_is_a_period_or_a_time() -> None:
-    now = datetime.fromisoformat("2026-03-01T08:00:00Z")
-    assert since_time_ms("2h", now) == since_time_ms("2026-03-01T06:00:00Z", now) == 1_772_344_800_000
 
 
 @run_async

@@ -23,9 +23,11 @@ export default {
     const requests = h("div");
     const chosen = new Set();
     let upto = "";
+    let from = "";
+    const pages = h("div", { class: "bar" });
     const ask = (verb, meaning, word) => async () => {
       const places = [...chosen];
-      const count = places.length ? `${places.length} dead letters` : "all dead letters of this list and behind it";
+      const count = places.length ? `${places.length} dead letters` : `all dead letters${pipeline ? ` of ${pipeline}` : ""} that wait`;
       if (!(await confirmed(`${verb} ${count}`, meaning, verb, word))) return;
       const meant = places.length ? { places } : pipeline ? { pipeline } : { all: true };
       await attempt(() => post(`redrive/${verb}`, { ...meant, upto, ...(word ? { confirm: true } : {}) }), (answer) => `the driver has the request ${answer.job}`);
@@ -36,13 +38,19 @@ export default {
       box.addEventListener("change", () => (box.checked ? chosen.add(each.place) : chosen.delete(each.place)));
       return [box, each.place, each.pipeline, `${each.source.topic} ${each.source.partition}:${each.source.offset}`, each.reason, moment(each.time_ms), number(each.redrives)];
     };
+    const go = (place) => () => {
+      from = place;
+      load();
+    };
     const load = async () => {
       chosen.clear();
       try {
-        const [found, known] = await Promise.all([get("redrive/letters", { count: COUNT, ...(pipeline ? { pipeline } : {}) }), get("redrive/jobs")]);
+        const [found, known] = await Promise.all([get("redrive/letters", { count: COUNT, ...(pipeline ? { pipeline } : {}), ...(from ? { from } : {}) }), get("redrive/jobs")]);
         upto = found.upto;
         list.replaceChildren(found.letters.length ? grid(["", "Place", "Pipeline", "Source", "Reason", "Time", "Redrives"], found.letters.map(row))
-          : h("p", { class: "muted" }, "No dead letters wait."), h("p", { class: "muted" }, found.complete ? "" : `the first ${number(found.letters.length)} are shown`));
+          : h("p", { class: "muted" }, found.complete ? "No dead letters wait." : "None found yet."),
+        h("p", { class: "muted" }, found.complete ? "" : "there are or may be more"));
+        pages.replaceChildren(...(from ? [h("button", { onclick: go("") }, "First page")] : []), ...(found.next ? [h("button", { onclick: go(found.next) }, "Next page")] : []));
         requests.replaceChildren(...jobs(known));
       } catch (error) {
         list.replaceChildren(h("p", { class: "error" }, error.message));
@@ -54,7 +62,7 @@ export default {
       h("button", { class: "danger", onclick: ask("discard", "They are marked as done and never carried.", "discard") }, "Discard"),
     ] : [];
     const element = h("div", {}, h("p", {}, "Correct the cause before you carry dead letters again: the topic, its permissions, or the pipeline."),
-      h("div", { class: "bar" }, acts, h("button", { onclick: load }, "Refresh")), list, requests);
+      h("div", { class: "bar" }, acts, h("button", { onclick: load }, "Refresh")), list, pages, requests);
     return { element };
   },
 };
