@@ -19,17 +19,16 @@ from bascule.pipelines import control, driver
 from bascule.pipelines.lineage_sender import lineage_of
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import DivertSpec, IngressSpec
-from bascule.writer.control import OffsetMove, OffsetsWish, PipelineReport, PipelineState, RestartWish, UnreadableControl, WantedState, Wish
+from bascule.writer.control import OffsetMove, OffsetsWish, PipelineReport, PipelineState, RestartWish, UnreadableControl, WantedState
 from bascule.writer.position import COMMON, Position, PositionTaken, position_key, position_partition
-from tests.scenarios.sparkless import Bridge, Running, without_spark
+from tests.scenarios.operating import PAUSED, RUNNING, STOPPED, TIMEOUT_S, Killed, Operator
+from tests.scenarios.sparkless import Bridge, without_spark
 from tests.support.crash_points import at_crash_points
 from tests.support.lineage_receiver import LineageReceiver
 from tests.support.system import wait_for
 
 #: Where a driver is killed while a divert is paused or resumed.
 PLACES = [("hold.before", ""), ("hold.after", "g"), ("join.before", "g"), ("join.caught_up", ""), ("join.after", "g")]
-PAUSED, STOPPED, RUNNING = WantedState.PAUSED, WantedState.STOPPED, WantedState.RUNNING
-TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -44,33 +43,6 @@ def topics(bridge: Bridge) -> Iterator[ControlTopics]:
     found = ControlTopics(bridge.pipelines.kafka, bridge.pipelines.topics)
     yield found
     found.close()
-
-
-class Operator:
-    """An administrator of the pipelines of a driver."""
-
-    def __init__(self, bridge: Bridge, topics: ControlTopics) -> None:
-        self.bridge, self.topics = bridge, topics
-
-    def want(self, pipeline: str, state: WantedState) -> None:
-        self.topics.want(pipeline, Wish(state, "ann", 1))
-
-    def follow(self, running: Running) -> None:
-        """Let the driver follow what was wanted before the call."""
-
-        def followed() -> bool:
-            running.driver.poll()
-            return not list(running.driver._control._steering.due)
-
-        running.driver.poll()
-        wait_for(followed, "the driver to follow")
-
-    def await_state(self, running: Running, pipeline: str, state: PipelineState) -> None:
-        """Return when the driver reports a pipeline, which may have no report yet, in a state."""
-        wait_for(lambda: running.driver.poll() or self.states().get(pipeline) is state, f"{pipeline} to be reported as {state}")
-
-    def states(self) -> dict[str, PipelineState]:
-        return {name: report.state for name, report in self.topics.reports(TIMEOUT_S).pipelines.items()}
 
 
 @pytest.fixture
@@ -191,10 +163,6 @@ def test_all_diverts_of_a_group_are_paused_and_resumed_in_another_order(bridge: 
         assert list(running.driver.queries) == ["group:g"]
     for name in names:
         assert bridge.carried(name) == [str(number) for number in range(1, sent + 1)]
-
-
-class Killed(BaseException):
-    """The end of a driver at a crash point."""
 
 
 @pytest.mark.on_mock_cluster

@@ -16,8 +16,8 @@ from bascule.writer.control import DivertCovered, OffsetMove, OffsetsWish, Pipel
 from bascule.writer.pipeline_holds import TO_BEGIN, PipelineHoldsProtocol
 from bascule.writer.position import COMMON, group_pipeline
 from tests.scenarios import test_control
+from tests.scenarios.operating import PAUSED, TIMEOUT_S, Killed
 from tests.scenarios.sparkless import Bridge, Running
-from tests.scenarios.test_control import PAUSED, TIMEOUT_S, Killed
 from tests.scenarios.test_definitions import Definer
 from tests.support.crash_points import at_crash_points
 

@@ -17,8 +17,8 @@ from bascule.pipelines.spec import IngressSpec
 from bascule.writer.control import PipelineDefinition, PipelineReport, PipelineState, Wish
 from bascule.writer.position import COMMON, position_key
 from tests.scenarios import test_control
+from tests.scenarios.operating import PAUSED, TIMEOUT_S, Killed, Operator
 from tests.scenarios.sparkless import Bridge, Running
-from tests.scenarios.test_control import PAUSED, TIMEOUT_S, Killed, Operator
 from tests.scenarios.topics import produce
 from tests.support.crash_points import at_crash_points
 from tests.support.system import wait_for

@@ -8,8 +8,8 @@ from bascule.pipelines.spec import DivertSpec
 from bascule.writer.control import PipelineState
 from bascule.writer.position import COMMON
 from tests.scenarios import test_control
+from tests.scenarios.operating import RUNNING, STOPPED, TIMEOUT_S, Operator
 from tests.scenarios.sparkless import Bridge, Running
-from tests.scenarios.test_control import RUNNING, STOPPED, TIMEOUT_S, Operator
 from tests.scenarios.test_offsets import handled, move, stopped
 
 bridge = test_control.bridge

@@ -19,8 +19,8 @@ from bascule.pipelines.spec import DivertSpec, IngressSpec
 from bascule.writer.control import OffsetMove, OffsetsWish, PipelineState
 from bascule.writer.position import COMMON, MOVED, MovedMark, Position, position_key
 from tests.scenarios import test_control
+from tests.scenarios.operating import RUNNING, STOPPED, TIMEOUT_S, Killed, Operator
 from tests.scenarios.sparkless import Bridge, Running
-from tests.scenarios.test_control import RUNNING, STOPPED, TIMEOUT_S, Killed, Operator
 from tests.support.crash_points import at_crash_points
 from tests.support.system import wait_for
 

@@ -29,8 +29,8 @@ from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter
 from bascule.writer.errors import PositionMoved
 from bascule.writer.redrive import DoneLetters, RedriveAction, RedriveJob, RedriveReport, RedriveState, mark_key, mark_place
 from tests.scenarios import test_control
+from tests.scenarios.operating import Killed, Operator
 from tests.scenarios.sparkless import Bridge, Running
-from tests.scenarios.test_control import Killed, Operator
 from tests.support.crash_points import at_crash_points
 from tests.support.journal import text_message
 from tests.support.system import wait_for

@@ -24,7 +24,6 @@ from bascule.core.log import get_log
 from bascule.core.signals import StopSignals
 from bascule.embedded.service_manager import NO_SERVICE_MANAGER, ServiceManager
 from bascule.journal.errors import DamagedRecord, NewerRecord
-from bascule.kafka.history import LagMirror
 from bascule.kafka.transactional import end_open_transactions
 from bascule.pipelines.control import DriverControl
 from bascule.pipelines.defined_positions import DefinedPositions
@@ -33,6 +32,7 @@ from bascule.pipelines.failures import crossing_batch, described
 from bascule.pipelines.holds import Holds
 from bascule.pipelines.ingresses import DriverIngresses
 from bascule.pipelines.jobs import RESIDENT, Resident, ResidentJob, ResidentTasks, Running, Startable, carry_up_to
+from bascule.pipelines.lag_mirrors import MIRROR_S, LagMirrors
 from bascule.pipelines.lineage_sender import lineage_of
 from bascule.pipelines.positions import IDLE_TIMEOUT_S
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
@@ -58,7 +58,6 @@ log = get_log(__name__)
 POLL_S = 0.25
 #: Interval, in seconds, at which the driver looks for new topics and partitions of an ingress.
 REFRESH_S = 10.0
-MIRROR_S = 5.0
 #: How long the pipelines wait for the broker to create the journal when both start together.
 JOURNAL_TIMEOUT_S = 120.0
 #: A divert that catches up joins the others within this distance: all of them pause while it reads the rest.
@@ -96,8 +95,7 @@ class Driver:
         self._in_doubt: set[str] = set()
         self._known = KnownDiverts()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
-        self._mirrors: dict[str, LagMirror] = {}
-        self._told: dict[str, tuple[str, str]] = {}  # the reasons that were published, with the last request to move the position
+        self._mirrors = LagMirrors(self._positions, self._keys_of, self._control.moved)
         self._slots = SlotWatch()
         self._refresh_due_s = 0.0
         self._mirror_due_s = 0.0
@@ -159,11 +157,9 @@ class Driver:
                 log.warning("could not look for new topics of ingresses, will retry", error=str(error))
         if now >= self._mirror_due_s:
             self._mirror_due_s = now + MIRROR_S
-            self._mirror()
+            self._mirrors.show(self.queries, self._running())
             reasons = {name: query.stopped or self._control.note(name) for name, query in self.queries.items()}
-            due = {name: why for name, why in reasons.items() if self._told.get(name) != (why, self._control.moved(name))}
-            self._told = {name: told for name, told in self._told.items() if reasons.get(name) and name not in due}
-            self._tell({name: why for name, why in due.items() if why})
+            self._tell(self._mirrors.untold(reasons))
 
     @property
     def all_tried(self) -> bool:
@@ -185,15 +181,14 @@ class Driver:
         if self._starting.has_ended:
             shutil.rmtree(self._scratch, ignore_errors=True)
             return
-        self._mirror()
+        self._mirrors.show(self.queries, self._running())
         for query in self.queries.values():
             query.stop()
         self._ingresses.pass_over()
         self._tell({name: query.stopped or self._control.note(name) or ENDED for name, query in self.queries.items()})
         self._control.end()
         crash.point("driver.stop.after")
-        for mirror in self._mirrors.values():
-            mirror.close()
+        self._mirrors.close()
         self._positions.close()
         self._starting.stop()
         # The workers end with the session, some of them in the middle of a transaction.
@@ -279,8 +274,9 @@ class Driver:
 
     def _join_those_near(self) -> None:
         now = time.monotonic()
-        due = sorted(name for name in self._separate if now >= self._join_due_s.get(name, 0.0) and self._runs(f"{DIVERT}{name}"))
-        due = [name for name in due if self._runs(self._group_of(name))]
+        running = self._running()
+        due = sorted(name for name in self._separate if now >= self._join_due_s.get(name, 0.0) and f"{DIVERT}{name}" in running)
+        due = [name for name in due if self._group_of(name) in running]
         if not due:
             return
         try:
@@ -296,8 +292,8 @@ class Driver:
             else:
                 self._join_due_s[name] = now + JOIN_LOOK_S
 
-    def _runs(self, query: str) -> bool:
-        return query in self.queries and self.queries[query].running is not None
+    def _running(self) -> set[str]:
+        return {name for name, query in self.queries.items() if query.running is not None}
 
     def _join(self, name: str) -> None:
         """Join a divert with its group: stop both, bring the one behind to the offset of the other, and merge their positions.
@@ -383,9 +379,7 @@ class Driver:
         """Stop a query for good, and publish its positions no more."""
         if (query := self.queries.pop(name, None)) is not None:
             query.stop()
-        if (mirror := self._mirrors.pop(name, None)) is not None:
-            mirror.close()
-        self._told.pop(name, None)
+        self._mirrors.drop(name)
 
     @property
     def _spark(self) -> SparkContext:
@@ -413,50 +407,16 @@ class Driver:
         # their prepared incarnations.
         self._spark.environment["BASCULE_PIPELINE"] = pool
 
-    def _mirror(self) -> None:
-        """Publish the positions of the queries that run. An earlier report may still wait for an answer or a retry."""
-        if not self._mirrors and not any(map(self._runs, self.queries)):
-            return
-        try:
-            stored = self._positions.stored(IDLE_TIMEOUT_S)
-        except Unavailable as error:
-            log.warning("could not read positions for the lag, will retry", error=str(error))
-            stored = {}
-        for name in self.queries:
-            held = (stored.get(key) for key in self._keys_of(name)) if self._runs(name) else ()
-            offsets = {(at.topic, at.partition): at.offset for at in held if at is not None}
-            if offsets or name in self._mirrors:
-                self._mirror_of(name).show(offsets)
+    def _tell(self, reasons: Mapping[str, str]) -> None:
+        """Publish why queries do not run, by name. A successor that holds the positions reports them."""
+        if not any(query.superseded for query in self.queries.values()):
+            self._mirrors.tell(reasons)
 
     def _keys_of(self, name: str) -> list[str]:
         """Return the keys of the positions of a query."""
         if name.startswith(INGRESS):
             return self._ingresses.keys(name.removeprefix(INGRESS))
         return [self._positions.key_of(name)]
-
-    def _mirror_of(self, name: str) -> LagMirror:
-        if name not in self._mirrors:
-            self._mirrors[name] = LagMirror(self.pipelines.kafka, self._positions.group(name))
-        return self._mirrors[name]
-
-    def _tell(self, reasons: Mapping[str, str]) -> None:
-        """Publish why queries of diverts do not run, by name.
-
-        The broker shows the reason with the part of the journal that it keeps for them.
-        """
-        keys = {name: self._positions.key_of(name) for name in reasons if not name.startswith(INGRESS)}
-        # A successor that holds the positions reports them.
-        if not keys or any(query.superseded for query in self.queries.values()):
-            return
-        try:
-            stored = self._positions.stored(IDLE_TIMEOUT_S)
-        except Unavailable as error:
-            log.warning("could not publish the reason why a pipeline stopped", error=str(error))
-            return
-        for name, key in keys.items():
-            self._told[name] = reasons[name], self._control.moved(name)
-            if (at := stored.get(key)) is not None:
-                self._mirror_of(name).show({(at.topic, at.partition): at.offset}, reasons[name])
 
 
 def run(

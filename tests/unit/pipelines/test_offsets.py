@@ -6,8 +6,8 @@ import pytest
 
 from bascule.pipelines.spec import IngressSpec
 from bascule.writer.control import OffsetMove, OffsetsWish
+from tests.scenarios.operating import STOPPED, Operator
 from tests.scenarios.sparkless import Bridge
-from tests.scenarios.test_control import STOPPED, Operator
 from tests.scenarios.test_offsets import (  # noqa: F401
     bridge,
     handled,
