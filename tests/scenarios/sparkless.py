@@ -39,6 +39,12 @@ from tests.support.system import wait_for
 COLLECT_AFTER = gc.get_threshold()
 
 
+def history_of(kafka: Mapping[str, Any], topic: str, partition: int = 0) -> TopicHistory:
+    """Return the history of a partition. It asks for offsets with the client of the tasks: an own client would have to connect first."""
+    kept = carry._kept.readers
+    return TopicHistory(kafka, topic, partition, admin=None if kept is None else kept.shared.offsets)
+
+
 @dataclass(frozen=True)
 class Rows:
     """Records of the journal from an offset on, as a task with transformations gets them."""
@@ -47,7 +53,7 @@ class Rows:
     start: int
 
     def run(self, task: Callable[[Batches], Batches], end: int) -> None:
-        history = TopicHistory(self.pipelines.kafka, self.pipelines.topics.journal, 0)
+        history = history_of(self.pipelines.kafka, self.pipelines.topics.journal)
         records = [(record.offset(), record.key(), record.value()) for record in history.records(self.start, end)]
         columns = zip(("offset", "key", "value"), zip(*records, strict=True), strict=True)
         batches = [pa.RecordBatch.from_pydict({name: list(values) for name, values in columns})] if records else []
@@ -85,7 +91,7 @@ def carry_up_to(_context: Context, task: Resident, kafka: Mapping[str, object], 
 
 def _taken(kafka: Mapping[str, object], start: Mapping[Place, int], end: int) -> Iterator[Taken]:
     for place, offset in start.items():
-        history = TopicHistory(kafka, *place)
+        history = history_of(kafka, *place)
         yield Taken([received_of(message) for message in history.records(offset, end)], [place])
 
 
@@ -113,8 +119,9 @@ def workers_end() -> None:
     for writer in carry._kept.idle.values():
         writer.close()
     carry._kept.idle.clear()
-    carry._kept.targets = None
-    carry._kept.lineages = None
+    if carry._kept.readers is not None:
+        carry._kept.readers.close()
+    carry._kept.targets = carry._kept.lineages = carry._kept.readers = None
     if (
         gc.get_threshold() != COLLECT_AFTER
     ):  # a worker collects seldom, so clients in a reference cycle would remain until the end of the run
@@ -157,7 +164,7 @@ class Bridge:
         trim(self.pipelines.kafka, self.pipelines.topics.journal, {0: before})
 
     def end(self) -> int:
-        return TopicHistory(self.pipelines.kafka, self.pipelines.topics.journal, 0).latest()
+        return history_of(self.pipelines.kafka, self.pipelines.topics.journal).latest()
 
     @contextmanager
     def running(
@@ -198,7 +205,7 @@ class Bridge:
         topic = f"{self.pipelines.topics.prefix}.{name}"
         if topic not in self.topics.partitions():
             return []
-        history = TopicHistory(self.pipelines.kafka, topic, 0)
+        history = history_of(self.pipelines.kafka, topic)
         return list(history.records(history.earliest(), history.latest(), committed=True))
 
     def carried(self, name: str) -> list[str]:

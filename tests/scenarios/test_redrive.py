@@ -335,6 +335,8 @@ def test_records_of_an_ingress_that_was_defined_at_run_time_are_redriven(bridge:
             operator.topics.define("ingress:in", PipelineDefinition("1", revision, {**settings, "body": body}, "ann", 1))
             wait_for(lambda count=revision: running.driver.poll() or defined(operator) == count, "the driver to follow")
             if body == "text":
+                # The definition may be reported before its task is started.
+                wait_for(lambda: running.query("ingress:in") or running.driver.poll(), "the task of the ingress")
                 running.query("ingress:in").batch(1)
         assert [letter.pipeline for letter in letters.waiting()] == ["ingress:in"]
     job = letters.job()

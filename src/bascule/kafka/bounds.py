@@ -32,14 +32,16 @@ class Bounds(NamedTuple):
     end: int
 
 
-def bounds_of(kafka: Mapping[str, Any], places: Collection[Place], timeout_s: float) -> dict[Place, Bounds]:
+def bounds_of(
+    kafka: Mapping[str, Any], places: Collection[Place], timeout_s: float, admin: AdminClient | None = None
+) -> dict[Place, Bounds]:
     """Return the bounds of partitions. Those that do not exist, or that Kafka does not show, are left out.
 
-    Raises Unavailable if Kafka does not answer for one of the others.
+    ``admin`` is a client to share with others. Raises Unavailable if Kafka does not answer for one of the others.
     """
     if not places:
         return {}
-    asked = _Offsets(kafka, timeout_s)
+    asked = _Offsets(kafka, timeout_s, admin)
     # The end is asked later, so it is not before the first offset if records are deleted meanwhile.
     firsts = asked.of(places, OffsetSpec.earliest())
     ends = asked.of(places, OffsetSpec.latest())
@@ -63,8 +65,8 @@ def offsets_at(kafka: Mapping[str, Any], places: Collection[Place], timestamp_ms
 class _Offsets:
     """Asks for offsets of partitions of many topics until ``timeout_s`` is over."""
 
-    def __init__(self, kafka: Mapping[str, Any], timeout_s: float) -> None:
-        self._admin: AdminClient = offsets_client(kafka)
+    def __init__(self, kafka: Mapping[str, Any], timeout_s: float, admin: AdminClient | None = None) -> None:
+        self._admin: AdminClient = offsets_client(kafka) if admin is None else admin
         self._deadline_s = time.monotonic() + timeout_s
         self._looked = False
 

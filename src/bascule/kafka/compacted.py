@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import OffsetSpec
@@ -24,6 +25,9 @@ from bascule.kafka.log import APPEND_SETTINGS, POLL_S, introduce, patient
 from bascule.threads.background import in_background
 from bascule.threads.lasting import lasting_thread
 from bascule.writer.reading import BARRIER_KEY, READ_TIMEOUT_S, read_behind_barrier, read_latest, store_barriers
+
+if TYPE_CHECKING:
+    from bascule.kafka.shared import SharedClients
 
 _log = get_log("bascule.kafka.compacted")
 
@@ -86,11 +90,15 @@ class Stored(NamedTuple):
 
 
 class Appender:
-    """Appends single records, each acknowledged by all replicas. Thread-safe."""
+    """Appends single records, each acknowledged by all replicas. Thread-safe.
+
+    Its client ends with ``close``, or when nobody uses the appender any more and no record is in flight.
+    """
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self._settings = {
             **APPEND_SETTINGS,
+            **PROMPT,
             **kafka,
             "enable.idempotence": True,
             "acks": "all",
@@ -108,7 +116,7 @@ class Appender:
         """
         future: Future[int] = Future()
 
-        def delivered(error: KafkaError | None, message: Message) -> None:
+        def delivered(error: KafkaError | None, message: Message, _user: Appender = self) -> None:
             try:
                 future.set_result(_offset(record, error, message))
             except Exception as failure:
@@ -135,7 +143,8 @@ class Appender:
         with self._lock:
             if self._producer is None:
                 producer = self._producer = clients.producer(self._settings)
-                poll, failed = partial(self._poll, producer, topic), partial(self._failed, producer)
+                owner = weakref.ref(self)
+                poll, failed = partial(_poll, owner, producer, topic), partial(_failed, owner, producer)
                 lasting_thread(poll, "bascule-appender", on_failure=failed).start()
             return self._producer
 
@@ -145,16 +154,27 @@ class Appender:
                 self._producer = None
         _answer_all(producer, timeout_s)
 
-    def _failed(self, producer: Producer, error: BaseException) -> None:
+    def uses(self, producer: Producer) -> bool:
+        """Return True if this is the client for the next record."""
+        return self._producer is producer
+
+    def failed(self, producer: Producer, error: BaseException) -> None:
         """Replace a failed client at the next append, and answer its records in flight."""
         _log.warning("Kafka client failed, starting a new one", error=repr(error))
         self._drop(producer)
 
-    def _poll(self, producer: Producer, topic: str) -> None:
-        with suppress(KafkaException):
-            introduce(producer, topic, POLL_S)
-        while self._producer is producer:
-            producer.poll(POLL_S)
+
+def _poll(owner: weakref.ref[Appender], producer: Producer, topic: str) -> None:
+    with suppress(KafkaException):
+        introduce(producer, topic, POLL_S)
+    while (appender := owner()) is not None and appender.uses(producer):
+        del appender  # so that it ends if nobody else uses it
+        producer.poll(POLL_S)
+
+
+def _failed(owner: weakref.ref[Appender], producer: Producer, error: BaseException) -> None:
+    if (appender := owner()) is not None:
+        appender.failed(producer, error)
 
 
 def _answer_all(producer: Producer, timeout_s: float = APPEND_TIMEOUT_S) -> None:
@@ -187,10 +207,9 @@ def _failure(record: Outgoing, error: KafkaError) -> Unavailable:
 class _Barriers:
     """Writes barrier records to partitions of a topic; as effects (``writer.reading.BarrierEffects``), to partition 0."""
 
-    def __init__(self, kafka: Mapping[str, Any], topic: str, key: bytes) -> None:
+    def __init__(self, appender: Appender, topic: str, key: bytes) -> None:
         self._topic, self._key = topic, key
-        self._appender = Appender(kafka)
-        self.close = self._appender.close
+        self._appender = appender
         self.now_s = time.monotonic
 
     @property
@@ -219,11 +238,8 @@ class _Barriers:
 
 def stored_barrier(kafka: Mapping[str, Any], topic: str, key: bytes) -> int:
     """Store a barrier record in a topic of one partition; return its offset, which bounds a read. Raises Unavailable."""
-    barriers = _Barriers(kafka, topic, key)
-    try:
-        return run_blocking(store_barriers(barriers))[0] - 1
-    finally:
-        barriers.close()
+    with closing(Appender(kafka)) as appender:
+        return run_blocking(store_barriers(_Barriers(appender, topic, key)))[0] - 1
 
 
 class TableReader:
@@ -243,20 +259,24 @@ class TableReader:
         begin: Callable[[], None] = lambda: None,
         committed: bool = True,
         barrier_key: bytes = BARRIER_KEY,
+        shared: SharedClients | None = None,
     ) -> None:
         """``follow`` receives each record in the order of offsets of its partition. ``begin`` is called when a read restarts.
 
         ``committed=False`` also reads records of open transactions, and waits for none. ``barrier_key`` is for a table whose readers refuse
-        unknown keys.
+        unknown keys. ``shared`` are clients to use in place of own ones.
         """
         self._follow = follow
         self._begun = begin
         self._at = [TopicPartition(topic, partition) for partition in partitions]
         self._kafka = dict(kafka)
         self._barrier_key = barrier_key
-        self._barriers: _Barriers | None = None
+        self._shared = shared
+        self._appender: Appender | None = None
         self._closed = False
-        self._offsets = PartitionOffsets(kafka, self._at)
+        #: Whether a read has raised an error.
+        self.failed = False
+        self._offsets = PartitionOffsets(kafka, self._at, None if shared is None else shared.offsets)
         self._consumer = clients.consumer(
             {
                 **PROMPT,
@@ -304,10 +324,11 @@ class TableReader:
         """Store a barrier record in each of the partitions; return its offset, None if it is unknown. Raises Unavailable."""
         with self._lock:
             self._check_open()  # nobody would close the new client
-            if self._barriers is None:
-                self._barriers = _Barriers(self._kafka, self._at[0].topic, self._barrier_key)
-            barriers = self._barriers
-        return barriers.write(partitions, timeout_s)
+            if self._shared is not None:
+                appender = self._shared.appender
+            else:
+                appender = self._appender = self._appender or Appender(self._kafka)
+        return _Barriers(appender, self._at[0].topic, self._barrier_key).write(partitions, timeout_s)
 
     def ends(self, timeout_s: float = READ_TIMEOUT_S, *, stable: bool = False) -> dict[int, int]:
         """Return the high watermark of each partition, or its last stable offset, as some node reports it. Raises Unavailable."""
@@ -323,9 +344,12 @@ class TableReader:
         """Return all records before these offsets, and possibly more. ``held_up`` as for ``read``. Raises Unavailable."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            self._begin(timeout_s)
             try:
+                self._begin(timeout_s)
                 self._reach(ends, deadline, held_up)
+            except BaseException:
+                self.failed = True
+                raise
             finally:
                 self._rest_soon()
             return dict(self._table)
@@ -374,8 +398,8 @@ class TableReader:
         with self._lock:
             self._closed = True
             self._consumer.close()
-            if self._barriers is not None:
-                self._barriers.close()
+            if self._appender is not None:
+                self._appender.close()
 
     def _rest_soon(self) -> None:
         """Let the reader rest once it was not used for ``REST_AFTER_S``. One thread waits for this as long as reads follow each other."""

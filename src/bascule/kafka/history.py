@@ -43,7 +43,7 @@ class PartitionOffsets:
 
     def __init__(self, kafka: Mapping[str, Any], at: Sequence[TopicPartition], admin: AdminClient | None = None) -> None:
         """``admin`` is a client to share with others."""
-        self._admin = admin or offsets_client(kafka)
+        self._admin = offsets_client(kafka) if admin is None else admin  # not "or": a client without events is false
         self._at = list(at)
         self._looked = False
 
@@ -127,11 +127,14 @@ def taken_at_once(consumer: Consumer, count: int, timeout_s: float) -> list[Mess
 class TopicHistory:
     """Reads offsets and records of one partition. Raises Unavailable if Kafka does not answer within ``timeout_s``."""
 
-    def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, timeout_s: float = READ_TIMEOUT_S) -> None:
+    def __init__(
+        self, kafka: Mapping[str, Any], topic: str, partition: int, timeout_s: float = READ_TIMEOUT_S, admin: AdminClient | None = None
+    ) -> None:
+        """``admin`` is a client to share with others."""
         self._kafka = dict(kafka)
         self._timeout_s = timeout_s
         self._at = TopicPartition(topic, partition)
-        self._offsets = PartitionOffsets(kafka, [self._at])
+        self._offsets = PartitionOffsets(kafka, [self._at], admin)
 
     def earliest(self) -> int:
         """Return the first offset that is not deleted."""
@@ -179,8 +182,8 @@ class TopicHistory:
     def _between(self, consumer: Consumer, start: int, end: int) -> Iterator[Message]:
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
-            # Not more than there can be: the client would wait for them.
-            for message in consumer.consume(max(1, min(1000, end - start)), 0.5):
+            # No wait for as many records as there can be: a transaction marker has an offset, but is no record.
+            for message in taken_at_once(consumer, max(1, min(1000, end - start)), 0.5):
                 failure = message.error()
                 offset = known_offset(message)
                 if failure is None:
@@ -274,33 +277,35 @@ class LagMirror:
 
 
 class StableEnds:
-    """Asks for the ends of partitions of many topics, as readers of committed records see them."""
+    """Asks for the ends of partitions of many topics, as readers of committed records see them. Not thread-safe."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self._kafka = kafka
         self._admin: AdminClient | None = None
+        #: Topics whose leaders are to be found first: see ``PartitionOffsets``.
+        self._to_find: set[str] = set()
 
     def of(self, places: Collection[tuple[str, int]], timeout_s: float) -> dict[tuple[str, int], int]:
         """Return the ends that Kafka reports. Partitions for which it reports none are left out. Raises Unavailable."""
         if not places:
             return {}
-        self._admin = self._admin or offsets_client(self._kafka)
-        return offsets_of(self._admin, places, OffsetSpec.latest(), timeout_s, IsolationLevel.READ_COMMITTED)
-
-
-def offsets_of(
-    admin: AdminClient, places: Collection[tuple[str, int]], spec: OffsetSpec, timeout_s: float,
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-) -> dict[tuple[str, int], int]:  # fmt: skip
-    """Return the offsets of many partitions. Those for which Kafka reports none are left out. Raises Unavailable."""
-    try:
-        asked = admin.list_offsets(
-            {TopicPartition(*place): spec for place in places}, isolation_level=isolation, request_timeout=timeout_s
-        )  # fmt: skip
-    except KafkaException as error:
-        raise Unavailable(f"the offsets of partitions cannot be read: {error.args[0].str()}") from error
-    found = {}
-    for at, future in asked.items():
-        with suppress(KafkaException):
-            found[at.topic, at.partition] = int(future.result().offset)
-    return {place: offset for place, offset in found.items() if offset >= 0}
+        if self._admin is None:  # not "or": a client without events is false
+            self._admin, self._to_find = offsets_client(self._kafka), {next(iter(places))[0]}
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            for topic in self._to_find.intersection(topic for topic, _ in places):
+                self._admin.list_topics(topic, timeout=max(_LEAST_ANSWER_S, deadline_s - time.monotonic()))
+            asked = self._admin.list_offsets(
+                {TopicPartition(*place): OffsetSpec.latest() for place in places},
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=max(_LEAST_ANSWER_S, deadline_s - time.monotonic()),
+            )
+        except KafkaException as error:
+            raise Unavailable(f"the offsets of partitions cannot be read: {error.args[0].str()}") from error
+        found = {}
+        for at, future in asked.items():
+            with suppress(KafkaException):
+                found[at.topic, at.partition] = int(future.result().offset)
+        found = {place: offset for place, offset in found.items() if offset >= 0}
+        self._to_find = {topic for topic, partition in places if (topic, partition) not in found}
+        return found

@@ -103,10 +103,10 @@ def _reached(error: KafkaError | None) -> bool | None:
 class Lineages:
     """The partitions that a process checks; they share a client. Not thread-safe."""
 
-    def __init__(self, kafka: Mapping[str, Any]) -> None:
-        """Create the client. Raises Unavailable if that fails."""
+    def __init__(self, kafka: Mapping[str, Any], admin: AdminClient | None = None) -> None:
+        """Create the client, unless ``admin`` is one to share with others. Raises Unavailable if that fails."""
         self._kafka = kafka
-        self._admin = offsets_client(kafka)
+        self._admin = offsets_client(kafka) if admin is None else admin
         self._known: dict[tuple[str, int], PartitionLineage] = {}
 
     def of(self, topic: str, partition: int) -> PartitionLineage:

@@ -25,7 +25,7 @@ from bascule.kafka.guards import TRANSACTION_STATE
 from bascule.kafka.history import PROMPT
 from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, client_errors, fault_of
 from bascule.kafka.log import introduce, patient
-from bascule.kafka.positions import PositionReader, headers_of
+from bascule.kafka.positions import PositionReader, PositionReaders, headers_of
 from bascule.writer.errors import TransactionFault
 from bascule.writer.incarnation import Attempt
 from bascule.writer.position import INGRESS, Position, position_partition
@@ -64,11 +64,14 @@ class TransactionalWriter:
     """Writes records and moves one position, each time in one transaction. Not thread-safe."""
 
     def __init__(
-        self, kafka: Mapping[str, Any], transactional_id: str, positions_topic: str, key: str, *, deadline_s: float = WRITE_DEADLINE_S
-    ) -> None:
-        """``deadline_s`` is how long failures are retried, in seconds."""
+        self, kafka: Mapping[str, Any], transactional_id: str, positions_topic: str, key: str, *, deadline_s: float = WRITE_DEADLINE_S,
+        readers: PositionReaders | None = None,
+    ) -> None:  # fmt: skip
+        """``deadline_s`` is how long failures are retried, in seconds. ``readers`` lend a reader of the positions."""
         self.key = key
-        self._reader = PositionReader(kafka, positions_topic, [position_partition(key)])
+        self._readers = readers
+        partitions = [position_partition(key)]
+        self._reader = PositionReader(kafka, positions_topic, partitions) if readers is None else readers.take(partitions)
         to_broker = key.startswith(INGRESS) or key == REDRIVE_KEY
         long_timeout_ms = INGRESS_TRANSACTION_TIMEOUT_MS if to_broker else LONG_TRANSACTION_TIMEOUT_MS
         self._effects = _PositionedClients(kafka, transactional_id, positions_topic, self._reader, long_timeout_ms)
@@ -108,7 +111,10 @@ class TransactionalWriter:
         """Give up the incarnation. An open transaction ends when the next incarnation starts."""
         self.protocol.close()
         self._effects.close()
-        self._reader.close()
+        if self._readers is None:
+            self._reader.close()
+        else:
+            self._readers.give_back(self._reader)
 
 
 class _PositionedClients(TransactionalClients):

@@ -15,6 +15,7 @@ from bascule.core.kafka_records import Output
 from bascule.kafka.admin import Topics
 from bascule.kafka.errors import INVALID_TIMESTAMP
 from bascule.kafka.lineage import Lineages, PartitionLineage
+from bascule.kafka.positions import PositionReaders
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.spec import PipelinesSpec, TransactionLimits
 from bascule.pipelines.tally import CarriedTally
@@ -34,7 +35,7 @@ _COLLECT_AFTER = 1_000_000
 _AHEAD_RECORDS = 500
 #: A position without output is moved at this interval, in seconds: most records of the journal may concern no divert.
 POSITION_S = 1.0
-#: A writer has three Kafka clients with a dozen threads. Writers may use half of the descriptors that the process may open.
+#: A writer has two Kafka clients with half a dozen threads. Writers may use half of the descriptors that the process may open.
 _WRITER_DESCRIPTORS = 20
 
 #: Returns the replacement for a record that Kafka refused. Raises the given error if it is not the record's fault.
@@ -88,6 +89,7 @@ class _Tools:
     tallies: dict[str, CarriedTally] = field(default_factory=dict)
     targets: Targets | None = None
     lineages: Lineages | None = None
+    readers: PositionReaders | None = None
 
 
 _kept = _Tools()
@@ -99,7 +101,8 @@ def writer_for(pipelines: PipelinesSpec, key: str) -> TransactionalWriter:
     if writer is None:
         # The records of a transaction stay in memory until the commit: the collector would scan them repeatedly in vain.
         gc.set_threshold(_COLLECT_AFTER)
-        writer = TransactionalWriter(pipelines.kafka, pipelines.transactional_id(key), pipelines.topics.positions, key)
+        place = pipelines.transactional_id(key), pipelines.topics.positions, key
+        writer = TransactionalWriter(pipelines.kafka, *place, readers=_readers_of(pipelines))
     return writer
 
 
@@ -136,8 +139,14 @@ def targets_for(pipelines: PipelinesSpec) -> Targets:
 def lineage_of(pipelines: PipelinesSpec, topic: str, partition: int) -> PartitionLineage:
     """Return this process's view of the leaders of a source partition. Raises Unavailable."""
     if _kept.lineages is None:
-        _kept.lineages = Lineages(pipelines.kafka)
+        _kept.lineages = Lineages(pipelines.kafka, _readers_of(pipelines).shared.offsets)
     return _kept.lineages.of(topic, partition)
+
+
+def _readers_of(pipelines: PipelinesSpec) -> PositionReaders:
+    if _kept.readers is None:
+        _kept.readers = PositionReaders(pipelines.kafka, pipelines.topics.positions)
+    return _kept.readers
 
 
 def held_position(pipelines: PipelinesSpec, claim: Claim) -> Position:

@@ -111,8 +111,9 @@ class OffsetMoves:
                 raise OffsetsRefused(f"the position in {place} is at offset {at.offset}, no longer at {move.offset}")
             if ids.get(move.topic) != move.topic_id:
                 raise OffsetsRefused(f"topic {move.topic!r} was deleted or recreated")
-        bounds = bounds_of(kafka, {(move.topic, move.partition) for move, _ in moves.values()}, READ_TIMEOUT_S)
-        lineages = Lineages(kafka)
+        admin = self._positions.shared.offsets
+        bounds = bounds_of(kafka, {(move.topic, move.partition) for move, _ in moves.values()}, READ_TIMEOUT_S, admin)
+        lineages = Lineages(kafka, admin)
         after = {}
         for key, (move, at) in moves.items():
             place = f"{move.topic}-{move.partition}"
@@ -124,7 +125,7 @@ class OffsetMoves:
             moved = replace(at, topic_id=move.topic_id, offset=move.to, leader_epoch=UNKNOWN_EPOCH)
             leader_epoch = lineages.of(move.topic, move.partition).check_tail(moved)
             if pipeline.startswith(DIVERT):  # only now: nobody could read the journal up to an offset behind its end
-                moved = _in_journal(at, move, TopicHistory(kafka, move.topic, move.partition))
+                moved = _in_journal(at, move, TopicHistory(kafka, move.topic, move.partition, admin=admin))
             after[key] = replace(moved, leader_epoch=leader_epoch)
         return after
 

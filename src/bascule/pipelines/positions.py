@@ -19,7 +19,7 @@ from bascule.kafka.compacted import TableReader
 from bascule.kafka.guards import Finding, TopicRole, guard_transactions
 from bascule.kafka.history import TopicHistory, committed_offset, known_offset
 from bascule.kafka.lineage import PartitionLineage
-from bascule.kafka.positions import PositionReader
+from bascule.kafka.positions import PositionReaders
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
 from bascule.pipelines.losses import LEAVE_OUT, loss_of
 from bascule.pipelines.registry import DivertPlan, KnownPositions, offset_of
@@ -74,7 +74,8 @@ class Positions:
         self.owner = owner
         self.topics = Topics(pipelines.kafka)
         self._claims = Claims(owner)
-        self._reader: PositionReader | None = None
+        self._readers = PositionReaders(pipelines.kafka, pipelines.topics.positions)
+        self.shared = self._readers.shared
 
     def prepare_topics(self) -> None:
         """Create the topics of Bascule that the pipelines write. Raises UnsafeTopic if a topic could lose records, such as positions."""
@@ -119,7 +120,9 @@ class Positions:
     def writer(self, key: str, deadline_s: float = WRITE_DEADLINE_S) -> TransactionalWriter:
         """Return a writer of a position. Taking it aborts the open transaction of an earlier writer."""
         pipelines = self.pipelines
-        return TransactionalWriter(pipelines.kafka, pipelines.transactional_id(key), pipelines.topics.positions, key, deadline_s=deadline_s)
+        return TransactionalWriter(
+            pipelines.kafka, pipelines.transactional_id(key), pipelines.topics.positions, key, deadline_s=deadline_s, readers=self._readers
+        )
 
     def group(self, pipeline: str) -> str:
         """Return the consumer group that shows the lag of a pipeline."""
@@ -300,28 +303,12 @@ class Positions:
 
         If a decision depends on the result, set ``decides``: it reads behind barrier records.
         """
-        if decides:
-            with closing(self._everywhere()) as reader:
-                return reader.read_behind_barrier(timeout_s)
-        # A running driver reads often: it keeps its clients, and reads only what is new.
-        kept, self._reader = self._reader or self._everywhere(), None
-        try:
-            found = kept.read(timeout_s)
-            kept.rest()
-        except BaseException:
-            kept.close()
-            raise
-        self._reader = kept
-        return found
+        with self._readers.reading(range(POSITION_PARTITIONS)) as reader:
+            return reader.read_behind_barrier(timeout_s) if decides else reader.read(timeout_s)
 
     def close(self) -> None:
         """Free the clients."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-
-    def _everywhere(self) -> PositionReader:
-        return PositionReader(self.pipelines.kafka, self.pipelines.topics.positions, range(POSITION_PARTITIONS))
+        self._readers.close()
 
     def read(self, key: str) -> Position:
         """Return the current position of this run's diverts. Only the caller that has read it can move it.
@@ -404,14 +391,14 @@ class Positions:
         return replace(position, leader_epoch=lineage.check_tail(position))
 
     def _looks(self, topic: str, partition: int) -> tuple[TopicHistory, PartitionLineage]:
-        kafka = self.pipelines.kafka
-        return TopicHistory(kafka, topic, partition), PartitionLineage(kafka, topic, partition)
+        kafka, admin = self.pipelines.kafka, self.shared.offsets
+        return TopicHistory(kafka, topic, partition, admin=admin), PartitionLineage(kafka, topic, partition, admin)
 
     def _pass_over(self, deadline: float, claim: Claim, at: Position) -> bool:
         if time.monotonic() > deadline:
             return False
         try:
-            lineage = PartitionLineage(self.pipelines.kafka, at.topic, at.partition)
+            lineage = PartitionLineage(self.pipelines.kafka, at.topic, at.partition, self.shared.offsets)
             leader_epoch = lineage.check_tail(at, IDLE_TIMEOUT_S)
             record = self._next_record(at)
             after = replace(at, offset=record, leader_epoch=leader_epoch)
@@ -426,7 +413,7 @@ class Positions:
 
     def _next_record(self, position: Position) -> int:
         """Return the offset of the next record, or where it will be."""
-        history = TopicHistory(self.pipelines.kafka, position.topic, position.partition, IDLE_TIMEOUT_S)
+        history = TopicHistory(self.pipelines.kafka, position.topic, position.partition, IDLE_TIMEOUT_S, self.shared.offsets)
         end = history.stable()
         if end <= position.offset or history.earliest() > position.offset:  # no record, or records that were deleted
             return position.offset
@@ -437,18 +424,15 @@ class Positions:
     def _seen_keys(self) -> set[str]:
         """Return each key that has, had or may have a position, also in transactions that are open or were rolled back."""
         seen: set[str] = set()
-        everywhere = range(POSITION_PARTITIONS)
-        with closing(
-            TableReader(
-                self.pipelines.kafka, self.pipelines.topics.positions, everywhere, lambda key, _: seen.add(key.decode()), committed=False
-            )
-        ) as reader:
+        place = self.pipelines.topics.positions, range(POSITION_PARTITIONS)
+        reader = TableReader(self.pipelines.kafka, *place, lambda key, _: seen.add(key.decode()), committed=False, shared=self.shared)
+        with closing(reader):
             reader.read_behind_barrier()
         return seen
 
     def current(self, key: str) -> Position | None:
         """Return one position without taking it. Raises PositionLost, Unavailable."""
-        with closing(PositionReader(self.pipelines.kafka, self.pipelines.topics.positions, [position_partition(key)])) as reader:
+        with self._readers.reading([position_partition(key)]) as reader:
             return reader.read_behind_barrier().get(key)
 
     def _check(

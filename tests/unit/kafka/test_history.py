@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from bascule.core.errors import Unavailable
-from bascule.kafka.history import PartitionOffsets, TopicHistory
+from bascule.kafka.history import PartitionOffsets, StableEnds, TopicHistory
 
 
 def test_offset_query_to_unreachable_kafka_ends_at_timeout() -> None:
@@ -28,6 +28,10 @@ class Client:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.failing = 0
+
+    def __len__(self) -> int:
+        """Return the number of waiting events: as Kafka's client, one without events is false."""
+        return 0
 
     def list_topics(self, _topic: str, *, timeout: float) -> None:
         self.calls.append("look")
@@ -55,6 +59,29 @@ def test_admin_client_polls_before_first_query_and_after_failure(monkeypatch: py
     assert client.calls == ["look", "ask", "ask"]
     client.failing = 1
     assert offsets.ask(OffsetSpec.latest(), 5) == {0: 5, 1: 5}
+    assert client.calls[3:] == ["ask", "look", "ask"]
+
+
+def test_offsets_are_asked_with_the_client_that_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bascule.kafka.clients.admin", lambda _: pytest.fail("another client is made"))
+    shared: Any = Client()
+    assert PartitionOffsets({}, [TopicPartition("t", 0)], shared).ask(OffsetSpec.latest(), 5) == {0: 5}
+    assert shared.calls == ["look", "ask"]
+
+
+def test_ends_of_many_topics_are_asked_with_one_client_that_looks_first_and_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver asks with each report. A new client would wait for one or two seconds, and the driver with it."""
+    client = Client()
+    made = [client]
+    monkeypatch.setattr("bascule.kafka.clients.admin", lambda _: made.pop())
+    ends, places = StableEnds({}), [("t", 0), ("t", 1)]
+    assert ends.of([], 5) == {}
+    for _ in range(2):
+        assert ends.of(places, 5) == {("t", 0): 5, ("t", 1): 5}
+    assert client.calls == ["look", "ask", "ask"]
+    client.failing = 1
+    assert ends.of(places, 5) == {}
+    assert ends.of(places, 5) == {("t", 0): 5, ("t", 1): 5}
     assert client.calls[3:] == ["ask", "look", "ask"]
 
 

@@ -229,7 +229,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Writer]:
     """The writers that the carriers have made."""
     made: list[Writer] = []
 
-    def writer(_kafka: object, _id: str, _topic: str, key: str) -> Writer:
+    def writer(_kafka: object, _id: str, _topic: str, key: str, *, readers: object) -> Writer:
         made.append(Writer(key))
         return made[-1]
 
