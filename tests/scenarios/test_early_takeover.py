@@ -21,7 +21,7 @@ from tests.support.system import FAILOVER, WAIT_S, System, paused, wait_for
 #: A takeover within half of it has not waited for it. The longest session that a client accepts without a longer interval of polls.
 SESSION_S = 60.0
 #: A busy machine may delay an answer. A broker that does not live gives none, so the time only delays the takeover.
-PATIENT_S = 10.0
+PATIENT_S = 15.0
 #: For a test whose broker is suspended before its connection is cut: no live broker has to answer.
 IMPATIENT_S = 2.0
 CUTS = 20
