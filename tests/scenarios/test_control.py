@@ -12,7 +12,8 @@ from bascule.config.openlineage import OpenLineage
 from bascule.core.errors import BadRecord, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka.compacted import Appender, Stored, TableReader
+from bascule.kafka.appender import Appender
+from bascule.kafka.compacted import Stored, TableReader
 from bascule.kafka.control import ControlTopics
 from bascule.kafka.positions import PositionReader
 from bascule.pipelines import control, driver

@@ -9,7 +9,7 @@ import pytest
 
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
-from bascule.kafka.compacted import Appender
+from bascule.kafka.appender import Appender
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.lineage import PartitionLineage
 from bascule.kafka.transactional import TransactionalWriter

@@ -15,7 +15,7 @@ from bascule.core.kafka_records import KafkaRecord, Outgoing
 from bascule.jms.message import decode_message
 from bascule.jms.record_headers import REDRIVES_HEADER
 from bascule.journal.records import Send, decode_send, entries
-from bascule.kafka.compacted import Appender
+from bascule.kafka.appender import Appender
 from bascule.kafka.consumer import received_of
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.redriving import RedriveTopics

@@ -16,7 +16,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import clients
-from bascule.kafka.compacted import Appender, OffsetUnknown, await_stored
+from bascule.kafka.appender import Appender, OffsetUnknown, await_stored
 from bascule.kafka.log import APPEND_SETTINGS
 from bascule.xa.kafka_log import KafkaLog
 from bascule.xa.log import Decision, Outcome

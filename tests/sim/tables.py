@@ -1,4 +1,4 @@
-"""Compacted topics and single appends for the simulated transaction managers, in place of ``bascule.kafka.compacted``."""
+"""Compacted topics and single appends for the simulated transaction managers, in place of ``bascule.kafka.compacted`` and ``appender``."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka import clients
-from bascule.kafka.compacted import Appender, await_stored
+from bascule.kafka.appender import Appender, await_stored
 from bascule.threads.background import in_background
 from bascule.threads.lasting import end_process, lasting_thread
 

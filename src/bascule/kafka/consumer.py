@@ -11,7 +11,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import GroupOffset, KafkaRecord
 from bascule.core.log import get_log
 from bascule.kafka import clients
-from bascule.kafka.compacted import CLIENT_SETTINGS
+from bascule.kafka.appender import CLIENT_SETTINGS
 from bascule.kafka.errors import passing
 from bascule.kafka.history import TopicHistory, content_of, known_offset, readable_headers, taken_at_once
 from bascule.kafka.instance import InstanceFence, fenced

@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
-from bascule.kafka.compacted import Appender, Stored, TableReader, await_stored
+from bascule.kafka.appender import Appender, await_stored
+from bascule.kafka.compacted import Stored, TableReader
 from bascule.writer.control import (
     COVERED_KEY,
     DEFINITION_KEY,

@@ -16,7 +16,7 @@ from bascule.core.kafka_records import KafkaRecord, Outgoing
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import CLIENT_SETTINGS, hand_over
+from bascule.kafka.appender import CLIENT_SETTINGS, hand_over
 from bascule.kafka.consumer import received_of
 from bascule.kafka.errors import TOO_LARGE
 from bascule.kafka.history import TopicHistory, committed_offset

@@ -13,7 +13,8 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord, Outgoing
 from bascule.core.topics import JournalTopics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import Appender, TableReader, await_stored
+from bascule.kafka.appender import Appender, await_stored
+from bascule.kafka.compacted import TableReader
 from bascule.kafka.consumer import read_again, received_of
 from bascule.kafka.history import PartitionOffsets, TopicHistory
 from bascule.kafka.positions import PositionReader

@@ -12,7 +12,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka import clients
 from bascule.kafka.admin import ADMIN_TIMEOUT_S
-from bascule.kafka.compacted import hand_over
+from bascule.kafka.appender import hand_over
 from bascule.kafka.errors import words
 from bascule.kafka.log import introduce, patient
 

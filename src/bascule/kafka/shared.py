@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bascule.kafka.compacted import Appender
+from bascule.kafka.appender import Appender
 from bascule.kafka.history import offsets_client
 
 if TYPE_CHECKING:

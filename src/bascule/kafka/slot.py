@@ -13,7 +13,8 @@ from bascule.core.effects import run_blocking
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
-from bascule.kafka.compacted import Stored, TableReader, TableReads, hand_over
+from bascule.kafka.appender import hand_over
+from bascule.kafka.compacted import Stored, TableReader, TableReads
 from bascule.kafka.errors import Verdict, codes_of, words
 from bascule.kafka.history import PROMPT
 from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, client_errors, fault_of

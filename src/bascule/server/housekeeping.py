@@ -14,7 +14,8 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import Appender, await_stored, stored_barrier, trim
+from bascule.kafka.appender import Appender, await_stored
+from bascule.kafka.compacted import stored_barrier, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.log import PartitionReader, offset_of
 from bascule.kafka.snapshots import SnapshotStore

@@ -22,7 +22,8 @@ from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import XA_PREFIX
-from bascule.kafka.compacted import CLIENT_SETTINGS, OffsetUnknown, Stored, trim
+from bascule.kafka.appender import CLIENT_SETTINGS, OffsetUnknown
+from bascule.kafka.compacted import Stored, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.transactional import end_open_transactions

@@ -11,7 +11,8 @@ from bascule.core.errors import InvalidInput, TooLarge
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import Appender, Stored, TableReader
+from bascule.kafka.appender import Appender
+from bascule.kafka.compacted import Stored, TableReader
 from bascule.kafka.slot import Slot
 from bascule.xa.kafka_records import BranchTopics
 

@@ -14,7 +14,8 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import DECISIONS
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender, OffsetUnknown, Stored, TableReader
+from bascule.kafka.appender import APPEND_TIMEOUT_S, CLIENT_SETTINGS, Appender, OffsetUnknown
+from bascule.kafka.compacted import Stored, TableReader
 from bascule.kafka.guards import guard
 from bascule.threads.joint import JointTry
 from bascule.xa import log_topic

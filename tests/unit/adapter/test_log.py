@@ -19,7 +19,7 @@ from bascule.adapter.inbound.workers import Counts, Workers
 from bascule.core.errors import TooLarge, TransactionInDoubt, TransactionRolledBack, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.core.xid import Xid
-from bascule.kafka.compacted import OffsetUnknown
+from bascule.kafka.appender import OffsetUnknown
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager
 from bascule.xa.errors import BranchRolledBack, Code, ResourceFailed

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from bascule.kafka import broadcast
+from bascule.kafka.appender import APPEND_TIMEOUT_S
 from bascule.kafka.broadcast import Broadcast
-from bascule.kafka.compacted import APPEND_TIMEOUT_S
 from tests.support.system import wait_for
 
 

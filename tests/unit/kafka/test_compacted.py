@@ -16,7 +16,8 @@ from confluent_kafka.admin import OffsetSpec
 from bascule.core.errors import TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka import clients, compacted
-from bascule.kafka.compacted import DELETIONS_KEPT_S, Appender, OffsetUnknown, TableReader, await_stored
+from bascule.kafka.appender import Appender, OffsetUnknown, await_stored
+from bascule.kafka.compacted import DELETIONS_KEPT_S, TableReader
 from tests.support.speed import SLOWNESS
 from tests.support.system import wait_for
 
@@ -301,7 +302,7 @@ NO_KAFKA = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
 @pytest.fixture
 def _short_append_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compacted, "APPEND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("bascule.kafka.appender.APPEND_TIMEOUT_S", 0.3)
 
 
 @pytest.mark.usefixtures("_short_append_timeout")

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing, Output
-from bascule.kafka.compacted import Appender
+from bascule.kafka.appender import Appender
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import PositionReaders
 from bascule.kafka.transactional import TransactionalWriter

@@ -209,7 +209,7 @@ def test_driver_reports_lag_while_running_and_reason_at_end(bridge: Bridge, monk
         running.batch()
         running.query("divert:bad").fail(BadRecord("that cannot be carried"))
         running.driver.poll()
-        assert running.driver._told.keys() == {"divert:bad"}
+        assert running.driver._mirrors._told.keys() == {"divert:bad"}
         running.driver._mirror_due_s = 0.0
         with monkeypatch.context() as patch:
             patch.setattr(Driver, "_tell", lambda _, reasons: None if not reasons else pytest.fail("it is told once"))
@@ -240,9 +240,9 @@ def test_failed_report_of_reason_does_not_stop_driver(bridge: Bridge, monkeypatc
         with monkeypatch.context() as patched:
             patched.setattr(Positions, "stored", away)
             running.driver._tell({COMMON: "why"})
-        assert running.driver._told == {}
+        assert running.driver._mirrors._told == {}
         running.driver._tell({"ingress:in": "nobody asks"})
-        assert running.driver._told == {}
+        assert running.driver._mirrors._told == {}
 
 
 def test_superseded_driver_reports_no_reasons(bridge: Bridge) -> None:
@@ -251,7 +251,7 @@ def test_superseded_driver_reports_no_reasons(bridge: Bridge) -> None:
         running.query(COMMON).fail(PositionTaken("another driver"))
         running.driver.poll()
         assert running.driver.queries[COMMON].superseded
-        assert running.driver._told == {}
+        assert running.driver._mirrors._told == {}
 
 
 def test_catch_up_that_misses_its_end_does_not_join_divert(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from bascule.core.masking import PropertyMask
 from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
+from bascule.kafka.appender import Appender
 from bascule.kafka.bounds import Place
-from bascule.kafka.compacted import Appender
 from bascule.kafka.control import ControlTopics
 from bascule.kafka.planned_moves import OffsetTarget
 from bascule.pipelines import offset_plans

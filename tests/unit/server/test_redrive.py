@@ -16,7 +16,7 @@ from bascule.core.kafka_records import KafkaRecord, Outgoing
 from bascule.core.masking import MASK, PropertyMask
 from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
-from bascule.kafka.compacted import Appender
+from bascule.kafka.appender import Appender
 from bascule.kafka.control import ControlTopics
 from bascule.kafka.history import TopicHistory, content_of
 from bascule.kafka.redriving import RedriveTopics

@@ -116,7 +116,7 @@ OWNED = {
     ("cli/load.py", "bascule-bench"): "test_failed_thread_of_a_load_is_an_error_of_its_report",
     ("client/blocking.py", "listener"): "test_failed_listener_thread_is_reported_and_closes_the_connection",
     ("client/thread.py", "connection"): "test_error_that_ends_connection_thread_is_reported",
-    ("kafka/compacted.py", "appender"): "test_appender_with_failed_thread_uses_new_client",
+    ("kafka/appender.py", "appender"): "test_appender_with_failed_thread_uses_new_client",
     ("pipelines/lineage_sender.py", "openlineage"): "test_failed_thread_ends_the_events_alone",
     ("tracing/metrics.py", "metrics-export"): "test_failed_export_thread_ends_the_export_alone",
     ("xa/manager.py", "recovery"): "test_manager_begins_nothing_when_thread_of_recovery_fails",

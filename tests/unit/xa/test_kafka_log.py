@@ -9,7 +9,8 @@ import pytest
 
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
-from bascule.kafka.compacted import OffsetUnknown, Stored
+from bascule.kafka.appender import OffsetUnknown
+from bascule.kafka.compacted import Stored
 from bascule.threads.joint import JointTry
 from bascule.xa.kafka_log import KafkaLog, _Clients
 from bascule.xa.log import Decision, Outcome

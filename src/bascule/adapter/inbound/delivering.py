@@ -19,7 +19,7 @@ from bascule.core.effects import run_blocking
 from bascule.core.errors import BasculeError, TooLarge, TransactionRolledBack
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
-from bascule.kafka.compacted import await_stored
+from bascule.kafka.appender import await_stored
 from bascule.xa.two_phase import TransactionStatus
 
 _COUNTED: Final[Mapping[SettlingEvent, str]] = {

@@ -13,16 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 from bascule.adapter.inbound.state import NOBODY, OWNER, LogFold, Place, PlaceState, Ref, key_of
 from bascule.core.errors import BasculeError
 from bascule.core.kafka_records import Outgoing
-from bascule.kafka.compacted import (
-    CLIENT_SETTINGS,
-    DELETIONS_KEPT_S,
-    TABLE_CONFIG,
-    Appender,
-    OffsetUnknown,
-    TableReader,
-    await_stored,
-    trim,
-)
+from bascule.kafka.appender import CLIENT_SETTINGS, Appender, OffsetUnknown, await_stored
+from bascule.kafka.compacted import DELETIONS_KEPT_S, TABLE_CONFIG, TableReader, trim
 from bascule.kafka.guards import TopicRole, ensure
 
 #: Partitions of the log. Entries of one source partition are in order and do not wait for those of most others.

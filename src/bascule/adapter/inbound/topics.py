@@ -7,7 +7,7 @@ from typing import Any
 
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import CLIENT_SETTINGS
+from bascule.kafka.appender import CLIENT_SETTINGS
 from bascule.kafka.guards import TopicRole, ensure
 
 #: Room for the headers that a failed record gets.

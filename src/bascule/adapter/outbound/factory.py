@@ -28,7 +28,8 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import OUTBOUND
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
-from bascule.kafka.compacted import CLIENT_SETTINGS, Appender, OffsetUnknown, Stored
+from bascule.kafka.appender import CLIENT_SETTINGS, Appender, OffsetUnknown
+from bascule.kafka.compacted import Stored
 from bascule.kafka.own_topics import COMMITTED_PARTITIONS
 from bascule.kafka.slot import Slot
 from bascule.writer.errors import RecordRefused
