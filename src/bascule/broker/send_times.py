@@ -15,7 +15,8 @@ RESOLUTION_S: Final = 0.0005
 class SendTimes:
     """The times from the decision about a persistent message until its answer, when it is stored. They continue over epochs."""
 
-    def __init__(self, clock_s: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, clock_s: Callable[[], float] = float) -> None:
+        """``clock_s`` returns the time in seconds. The default always returns 0.0, so all times are 0."""
         self.clock_s = clock_s
         self.counts = [0] * (len(BOUNDS_S) + 1)  # not cumulative
         self.count = 0

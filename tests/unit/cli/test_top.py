@@ -21,6 +21,7 @@ from tests.unit.cli.test_administer import QUEUE, STATUS, Broker, broker  # noqa
 OVERVIEW: dict[str, Any] = {
     **STATUS, "dead_letters": 3, "time_ms": 1769846400000,
     "sums": {"messages": 3, "bytes": 30, "delivering": 1, "delayed": 0, "consumers": 1},
+    "sends": {"count": 0, "seconds": 0.0},
 }  # fmt: skip
 DIVERT = {"kind": "divert", "name": "orders", "state": "running", "lag": 1234, "records_per_s": 5.5}
 
