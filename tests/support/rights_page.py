@@ -100,7 +100,7 @@ BROKER: Final = Process(
         Right(TOPIC, "PREFIX.snapshots", OWNS, "snapshots of its state"),
         Right(TOPIC, "PREFIX.store", OWNS, "messages that outlive their part of the journal"),
         Right(TOPIC, "PREFIX.brokers", OWNS, "election of the active broker, and messages between the brokers"),
-        Right(TOPIC, "PREFIX.control", OWNS, "control of the pipelines; the broker writes barrier records"),
+        Right(TOPIC, "PREFIX.control", OWNS, "control of the pipelines; a broker that cannot read it, or write barrier records, does not become active"),
         Right(TOPIC, "PREFIX.pipelines", (CREATE, CONFIGS, READ), "reports of the pipelines"),
         Right(TOPIC, "PREFIX.redrive", (CREATE, CONFIGS, READ), "which dead letters of the pipelines are done"),
         Right(TOPIC, "PREFIX.positions", (CONFIGS, READ, WRITE), "what the pipelines still need; the broker writes barrier records"),
