@@ -86,6 +86,7 @@ def test_request_without_an_active_broker_says_that_the_definition_stays(topics:
         assert found is not None
         topics.say_covered("late", 5, DivertCovered(found.id, 1, 5))
         assert change(request, to="changed")[0] == 503, "the mark of an earlier revision does not count"
+        monkeypatch.setattr(pipeline_definitions, "COVERED_WITHIN_S", 30.0)
         with covering(topics, 6):
             assert change(request)[:1] == (202,)
         assert request("GET", "/diverts/late/status")[1]["covered_from"] == 5, "the lowest offset of the marks counts"
