@@ -116,6 +116,23 @@ def test_divert_begins_at_the_lowest_offset_that_a_broker_has_covered(bridge: Br
 
 
 @pytest.mark.on_mock_cluster
+def test_divert_that_has_begun_continues_without_a_mark(bridge: Bridge, definer: DivertDefiner) -> None:
+    definer.create()
+    bridge.send("0")
+    with bridge.running() as running:
+        definer.follow(running)
+        assert definer.carry_all(running) == ["0"]
+        definer.topics._forget_covered(NAME)  # as somebody does who creates or deletes a divert of the name at the same time
+        definer.follow(running)
+        bridge.send("1")
+        assert definer.carry_all(running) == ["0", "1"]
+    with bridge.running() as running:
+        definer.follow(running)
+        bridge.send("2")
+        assert definer.carry_all(running) == ["0", "1", "2"]
+
+
+@pytest.mark.on_mock_cluster
 @pytest.mark.parametrize(("start", "texts"), [("earliest", ["before", "after"]), ("latest", ["after"])])
 def test_divert_begins_at_its_start(bridge: Bridge, definer: DivertDefiner, start: str, texts: list[str]) -> None:
     bridge.send("before")

@@ -100,7 +100,12 @@ BROKER: Final = Process(
         Right(TOPIC, "PREFIX.snapshots", OWNS, "snapshots of its state"),
         Right(TOPIC, "PREFIX.store", OWNS, "messages that outlive their part of the journal"),
         Right(TOPIC, "PREFIX.brokers", OWNS, "election of the active broker, and messages between the brokers"),
-        Right(TOPIC, "PREFIX.control", OWNS, "control of the pipelines; the broker writes barrier records"),
+        Right(
+            TOPIC,
+            "PREFIX.control",
+            OWNS,
+            "control of the pipelines; a broker that cannot read it, or write barrier records, does not become active",
+        ),
         Right(TOPIC, "PREFIX.pipelines", (CREATE, CONFIGS, READ), "reports of the pipelines"),
         Right(TOPIC, "PREFIX.redrive", (CREATE, CONFIGS, READ), "which dead letters of the pipelines are done"),
         Right(TOPIC, "PREFIX.positions", (CONFIGS, READ, WRITE), "what the pipelines still need; the broker writes barrier records"),
@@ -144,7 +149,7 @@ PIPELINES: Final = Process(
             GROUP,
             "PREFIX.BRIDGE.*",
             (DELETE, READ),
-            "election of the driver; lag and state of the pipelines for monitors, deleted with an ingress that was created at run time",
+            "election of the driver; lag and state of the pipelines for monitors, deleted with a pipeline that was created at run time",
         ),
         _READERS,
         Right(GROUP, "spark-kafka-source-*", (READ,), "Spark's own reader, for diverts with a transformation", optional=True),
@@ -157,6 +162,9 @@ VERIFY: Final = Process(
     (
         Right(TOPIC, "PREFIX.journal", (READ,), "messages that the diverts should have written"),
         Right(TOPIC, "PREFIX.positions", (READ,), "how far the diverts are"),
+        Right(
+            TOPIC, "PREFIX.control", (READ,), "diverts that are defined at run time; without the right, they are left out", optional=True
+        ),
         Right(TOPIC, "DEAD-LETTERS", (READ,), "messages that no divert could convert"),
         Right(TOPIC, "TARGET", (READ,), "each topic to which a divert writes"),
         _READERS,
@@ -170,6 +178,9 @@ WHY: Final = Process(
         Right(TOPIC, "PREFIX.snapshots", (READ,), "names of queues that were created before the oldest record of the journal"),
         Right(TOPIC, "PREFIX.store", (READ,), "messages whose journal records are gone"),
         Right(TOPIC, "PREFIX.positions", (READ,), "how far the diverts are"),
+        Right(
+            TOPIC, "PREFIX.control", (READ,), "diverts that are defined at run time; without the right, they are left out", optional=True
+        ),
         Right(TOPIC, "DEAD-LETTERS", (READ,), "messages that no divert could convert"),
         Right(TOPIC, "TARGET", (READ,), "each topic to which a divert writes"),
         Right(TOPIC, "AUDIT", (READ,), "who sent and received the message, if `audit.topic` is set"),

@@ -50,7 +50,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "server/links.py ConsumerLink.fail_oldest",
     ),
     "the pipelines defined at run time: DEFINITIONS_MAX": (
-        "broker/coverage.py DivertCoverage._cover", "broker/coverage.py DivertCoverage._mark",
+        "broker/coverage.py DivertCoverage._cover", "broker/coverage.py DivertCoverage._mark", "server/coverage.py CoverageControl._read",
     ),
     "LOST_MAX": ("amqp/unsettled.py SentDeliveries._lose", "amqp/unsettled.py SentDeliveries.lost"),
     "a piece of output: FRAMES_PER_PIECE_BYTES": ("amqp/outgoing.py OutgoingDeliveries.write_more",),

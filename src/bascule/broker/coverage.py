@@ -31,7 +31,10 @@ class CoverageViolation(enum.StrEnum):
 
 
 class CoveredDivert(NamedTuple):
-    """A divert that is defined at run time: id and revision of its definition, and the pattern of its addresses."""
+    """A divert that is defined at run time: id and revision of its definition, and the pattern of its addresses.
+
+    The id is "" if the definition cannot be read.
+    """
 
     definition: str
     revision: int
@@ -58,6 +61,14 @@ class ControlledDiverts:
         """Return what the marks of the current definition of a divert say together; None if there are none."""
         divert = self.diverts.get(name)
         return None if divert is None else joint_mark(self.marks.get(name, ()), divert.definition)
+
+    def offset_of(self, name: str) -> int | None:
+        """Return the lowest offset of the marks of the current definition; None if there are none.
+
+        Any mark may be of a definition that cannot be read.
+        """
+        definition = self.diverts[name].definition
+        return min((mark.offset for mark in self.marks.get(name, ()) if definition in ("", mark.definition)), default=None)
 
 
 def joint_mark(marks: Sequence[CoverageMark], definition: str) -> CoverageMark | None:
@@ -140,7 +151,7 @@ class DivertCoverage:
         self, effects: CoverageEffects, configured: Collection[str], proof_timeout_s: float,
         *, violations: Collection[enum.StrEnum] = frozenset(),
     ) -> None:  # fmt: skip
-        """Begin without diverts. ``configured`` are the names of those in the configuration file, which win.
+        """Begin without diverts. ``configured`` are the names of the pipelines in the configuration file, which win.
 
         A proof that is not stored in ``proof_timeout_s`` is begun again.
         """
@@ -151,7 +162,6 @@ class DivertCoverage:
         self._epoch: CoveringEpoch | None = None
         self._found = ControlledDiverts({}, {})
         self._since: dict[str, _Since] = {}
-        self._stored: dict[str, CoverageMark] = {}
         self._timer: Timer | None = None
         self._trouble = ""
         #: Definition and offset from which the journal is kept until the driver has begun the divert, by name. Replaced at each change.
@@ -189,6 +199,8 @@ class DivertCoverage:
             self._trouble = ""
         except (BasculeError, TimeoutError) as error:
             self._note(f"{error}" or "Kafka has not stored a record of the journal in time")
+        except Exception as error:  # otherwise the epoch would continue to serve, and cover no new divert
+            self._note(f"fault: {error!r}")
         if not epoch.ended:
             self._timer = self._effects.after(LOOK_S, self._spawn_look)
 
@@ -213,12 +225,12 @@ class DivertCoverage:
 
     def _offset_of(self, name: str, since: _Since) -> int:
         """Return the lowest offset from which the journal covers a definition, as far as this broker knows."""
-        known = self._found.mark_of(name)
-        return since.offset if known is None else min(known.offset, since.offset)
+        known = self._found.offset_of(name)
+        return since.offset if known is None else min(known, since.offset)
 
     async def _mark(self, epoch: CoveringEpoch) -> None:
         """Store the marks that are missing, behind a record of this epoch. Raises BasculeError, TimeoutError."""
-        due = {name: each for name, each in self._since.items() if self._is_due(name, each.divert)}
+        due = {name: each for name, each in self._since.items() if self._is_due(name, each)}
         if not due:
             return
         crash.point("coverage.before")
@@ -231,11 +243,16 @@ class DivertCoverage:
             offset = epoch.next_offset if CoverageViolation.OFFSET_OF_PROOF in self._violations else self._offset_of(name, each)
             mark = CoverageMark(each.divert.definition, each.divert.revision, offset)
             await self._effects.store(name, epoch.number, mark)
-            self._stored[name] = mark
             self._effects.note(Severity.INFO, "divert covered", f"{name}, revision {mark.revision}, from offset {mark.offset}")
         crash.point("coverage.after")
 
-    def _is_due(self, name: str, divert: CoveredDivert) -> bool:
-        """Return whether no mark says that the journal has the messages for the current revision."""
-        marks = [mark for mark in (self._found.mark_of(name), self._stored.get(name)) if mark is not None]
-        return not any(mark.definition == divert.definition and mark.revision >= divert.revision for mark in marks)
+    def _is_due(self, name: str, since: _Since) -> bool:
+        """Return whether no mark says that the journal has the messages for the current revision.
+
+        A later offset than that of this epoch is one of an earlier journal of the same name. A definition that cannot be read has no
+        mark: it would replace the mark of an earlier revision.
+        """
+        if not since.divert.definition:
+            return False
+        mark = self._found.mark_of(name)
+        return mark is None or mark.revision < since.divert.revision or mark.offset > since.offset

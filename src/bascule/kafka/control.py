@@ -142,18 +142,28 @@ class ControlTopics:
         if definition.revision == 1:
             self._forget_wishes(pipeline)
         self._store(f"{DEFINITION_KEY}{pipeline}", encoded(definition))
+        if definition.revision == 1:  # not before: another definition may be stored until then, and somebody may have an answer about it
+            self._forget_covered(pipeline, but=definition.id)
 
     def undefine(self, pipeline: str) -> None:
         """Delete a definition and the wishes about its pipeline, in this order: a deleted pipeline must not run. Raises Unavailable."""
         self._store(f"{DEFINITION_KEY}{pipeline}", None)
         self._forget_wishes(pipeline)
+        self._forget_covered(pipeline)
 
     def _forget_wishes(self, pipeline: str) -> None:
         for kind in _KEYS.values():
             self._store(f"{kind}{pipeline}", None)
-        if pipeline.startswith(DIVERT):
-            for name in self._table(self._topics.control, FORGET_TIMEOUT_S):
-                if name.startswith(COVERED_KEY) and _covered(name) == pipeline:
+
+    def _forget_covered(self, pipeline: str, *, but: str = "") -> None:
+        """Delete what brokers say about a divert, except about the definition with this id."""
+        if not pipeline.startswith(DIVERT):
+            return
+        topic = self._topics.control
+        for name, stored in self._table(topic, FORGET_TIMEOUT_S).items():
+            if name.startswith(COVERED_KEY) and _covered(name) == pipeline:
+                found = self._readable(DivertCovered, stored.value, stored.place(topic, name.encode()))
+                if found is None or found.id != but:
                     self._store(name, None)
 
     def _store(self, key: str, value: bytes | None) -> None:

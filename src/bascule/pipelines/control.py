@@ -104,7 +104,8 @@ class DriverControl:
         """Learn which pipelines this driver must not start. Raises Unavailable, UnreadableControl."""
         wishes = self._topics.wishes(READ_TIMEOUT_S, decides=True)
         self._holds.held |= self._steering.begin(wishes, self._holds.moves.handled() if wishes.offsets else {})
-        self._definitions.begin(self._defined.usable(wishes), self._positions.definitions())
+        begun = self._positions.definitions()
+        self._definitions.begin(self._defined.usable(wishes, begun), begun)
         self.all_tried = not any(self._definitions.due)
         reported = self._topics.reported(READ_TIMEOUT_S)
         # Of the ingresses that begin again, only this driver knows the states.
@@ -164,7 +165,8 @@ class DriverControl:
             self._report()
 
     def _follow(self, wishes: Wishes) -> None:
-        self._definitions.follow(self._defined.usable(wishes))
+        begun = {pipeline: self._definitions.id_of(pipeline) for pipeline in wishes.definitions}
+        self._definitions.follow(self._defined.usable(wishes, begun))
         for name in self._definitions.ignored - self._ignored:
             log.warning("definition ignored, the configuration file has a pipeline of this name", pipeline=name)
         self._ignored = self._definitions.ignored

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pyspark.errors import PySparkException
 
 from bascule.config.pipeline import Divert, Ingress
-from bascule.core.errors import BasculeError, Scope
+from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.core.log import get_log
 from bascule.pipelines.defined_positions import DefinedPositions
 from bascule.pipelines.failures import described
@@ -58,11 +58,19 @@ class DefinedPipelines:
         self._removed = removed
         self._failures: dict[str, str] = {}
 
-    def usable(self, wishes: Wishes) -> dict[str, PipelineDefinition]:
-        """Return the definitions that can be followed: a divert is not begun before a broker says from where the journal covers it."""
+    def usable(self, wishes: Wishes, begun: Mapping[str, str]) -> dict[str, PipelineDefinition]:
+        """Return the definitions that can be followed: a divert is not begun before a broker says from where the journal covers it.
+
+        ``begun`` has the ids of the definitions to which positions belong. A divert that has begun needs no broker for that any more, and
+        would be deleted with its position if it were left out.
+        """
         found = {pipeline: wishes.coverage(pipeline) for pipeline in wishes.definitions if pipeline.startswith(DIVERT)}
         self.covered = {pipeline: covered for pipeline, covered in found.items() if covered is not None}
-        return {pipeline: each for pipeline, each in wishes.definitions.items() if pipeline not in found or pipeline in self.covered}
+        return {
+            pipeline: each
+            for pipeline, each in wishes.definitions.items()
+            if pipeline not in found or pipeline in self.covered or begun.get(pipeline) == each.id
+        }
 
     def add(self, pipeline: str, definition: PipelineDefinition) -> bool:
         """Start a pipeline. Returns False if this must be repeated. Raises PositionTaken."""
@@ -77,7 +85,10 @@ class DefinedPipelines:
             else:
                 self._holds.held.discard(pipeline)
             if isinstance(spec, DivertSpec):
-                self._positions.take_defined(spec, definition.id, self.covered[pipeline].offset)
+                covered = self.covered.get(pipeline)
+                if covered is None and not begun:
+                    raise Unavailable(f"no broker says from which offset on the journal has the messages for {pipeline}")
+                self._positions.take_defined(spec, definition.id, 0 if covered is None else covered.offset)
                 self.diverts[spec.name] = spec
             else:
                 self._ingresses.define(spec, definition.id, begun=begun)

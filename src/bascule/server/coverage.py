@@ -11,10 +11,15 @@ from pydantic import ValidationError
 
 from bascule.broker.coverage import ControlledDiverts, CoverageMark, CoveredDivert
 from bascule.config.pipeline import Divert
+from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
+from bascule.kafka import own_topics
+from bascule.kafka.admin import CLUSTER_DEFAULT, Topics
 from bascule.kafka.control import ControlTopics
 from bascule.server.effects import LoopEffects
 from bascule.writer.control import DivertCovered, PipelineDefinition
+
+log = get_log(__name__)
 
 #: How long the broker waits for Kafka to answer a read of the definitions, in seconds.
 READ_TIMEOUT_S: Final = 10.0
@@ -27,21 +32,52 @@ ALL_ADDRESSES: Final = "#"
 class CoverageControl(LoopEffects):
     """The topic with the definitions, for one epoch."""
 
-    def __init__(self, kafka: Mapping[str, Any], topics: JournalTopics) -> None:
+    def __init__(
+        self, kafka: Mapping[str, Any], topics: JournalTopics,
+        *, replication_factor: int = CLUSTER_DEFAULT, min_insync_replicas: int | None = None,
+    ) -> None:  # fmt: skip
+        """Read and write nothing yet. The last two are for a topic that must be created; None is the default of the cluster."""
         super().__init__("divert-coverage")
+        self._replication_factor, self._min_insync_replicas = replication_factor, min_insync_replicas
+        self._kafka = kafka
+        self._topic = topics.control
         self._topics = ControlTopics(kafka, topics)
-        self._sure = False
+        self._sure = self._there = False
+        #: What was made of each definition: the check of a long selector takes a while, and the loop looks every second.
+        self._diverts: dict[str, tuple[PipelineDefinition | None, CoveredDivert]] = {}
 
     async def controlled(self) -> ControlledDiverts:
-        """Return the definitions and marks. Raises Unavailable."""
+        """Return the definitions and marks. Raises Unavailable, UnsafeTopic."""
         # A new reader, also after an error, could find a former leader; later reads never go back.
         sure, self._sure = self._sure, False
-        definitions, covered = await self.off_loop(lambda: self._topics.divert_definitions(READ_TIMEOUT_S, decides=not sure))
+        if not self._there:  # no epoch can begin without the topic; later, an administrator may be about to restore it
+            await self.off_loop(self._make_topic)
+            self._there = True
+        found = await self.off_loop(self._read, not sure)
         self._sure = True
+        return found
+
+    def _read(self, decides: bool) -> ControlledDiverts:
+        definitions, covered = self._topics.divert_definitions(READ_TIMEOUT_S, decides=decides)
+        before = self._diverts
+        self._diverts = {
+            name: before[name] if name in before and before[name][0] == definition else (definition, _divert_of(name, definition))
+            for name, definition in definitions.items()
+        }
         return ControlledDiverts(
-            {name: _divert_of(name, definition) for name, definition in definitions.items()},
+            {name: divert for name, (_, divert) in self._diverts.items()},
             {name: [CoverageMark(each.id, each.revision, each.offset) for each in found] for name, found in covered.items()},
         )
+
+    def _make_topic(self) -> None:
+        """Create the topic if somebody has deleted it since the start of the process. Raises Unavailable, UnsafeTopic."""
+        if self._topic in Topics(self._kafka).partitions():
+            return
+        log.warning("topic with definitions and wishes is missing, creating it", topic=self._topic)
+        own_topics.ensure(
+            self._kafka, {self._topic: own_topics.CONTROL},
+            replication_factor=self._replication_factor, min_insync_replicas=self._min_insync_replicas,
+        )  # fmt: skip
 
     async def store(self, name: str, epoch: int, mark: CoverageMark) -> None:
         """Store the mark of an epoch. Raises Unavailable."""

@@ -32,6 +32,7 @@ from bascule.core.errors import BasculeError
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
 from bascule.journal.offsets import OffsetMap
+from bascule.kafka.admin import CLUSTER_DEFAULT
 from bascule.kafka.log import JournalWriter, PartitionReader, offset_of, takes_appends
 from bascule.server.coverage import CoverageControl
 from bascule.server.effects import LoopEffects
@@ -60,6 +61,10 @@ class JournalPlace:
     retention: OwnersRetention
     pinned_bytes_max: int  # 0 for no quota
     scratch_directory: Path | None = None  # for data that a load does not keep in memory; None for the system's own
+    #: Names of the pipelines in the configuration file: a divert with one of these names cannot be defined at run time.
+    pipelines: frozenset[str] = frozenset()
+    replication_factor: int = CLUSTER_DEFAULT
+    min_insync_replicas: int | None = None  # None for the default of the cluster
 
     @property
     def limits(self) -> EpochLimits:
@@ -98,8 +103,11 @@ class Epoch:
         self.housekeeping: Housekeeping | None = None  # from the start on
         self.writer = JournalWriter(place.kafka, place.topics.journal, place.topics.partition, self._post)
         self._effects = _Effects(self, policy, bodies, memory_bytes, on_ended, on_confirmed, on_ticked, on_stalled)
-        self._control = CoverageControl(place.kafka, place.topics)
-        self._coverage = DivertCoverage(self._control, diverts.names, place.append_timeout_s)
+        self._control = CoverageControl(
+            place.kafka, place.topics,
+            replication_factor=place.replication_factor, min_insync_replicas=place.min_insync_replicas,
+        )  # fmt: skip
+        self._coverage = DivertCoverage(self._control, place.pipelines.union(diverts.names), place.append_timeout_s)
         self.protocol = EpochProtocol(
             self._effects, place.limits, place.topics.journal, diverts,
             coverage=self._coverage, errors=errors, send_times=send_times,

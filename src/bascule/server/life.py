@@ -287,6 +287,9 @@ class BrokerLife(LoopEffects):
             retention=OwnersRetention(journal.retention_s, journal.retention_bytes),
             pinned_bytes_max=int(journal.pinned_bytes),
             scratch_directory=Path(self._settings.embedded.data_dir),
+            pipelines=frozenset(each.name for each in (*self._settings.divert, *self._settings.ingress)),
+            replication_factor=journal.replication_factor,
+            min_insync_replicas=journal.min_insync_replicas,
         )
         self._ended, self._room, self._epoch = ended, None, None
         self._epoch = self._node.begin(place, ended.set_result, self.protocol.stalled)

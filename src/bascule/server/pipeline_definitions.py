@@ -154,8 +154,8 @@ class DefinitionPages:
 
     async def _covered(self, name: str, revision: int) -> None:
         """Return when the active broker says that its journal covers a divert. Raises DivertNotCovered, DefinitionConflict."""
-        pipeline, looks = f"{KINDS[self._kind]}{name}", int(COVERED_WITHIN_S / LOOK_S)
-        for _ in range(looks):
+        pipeline, definition = f"{KINDS[self._kind]}{name}", None
+        for _ in range(int(COVERED_WITHIN_S / LOOK_S)):
             wishes = (await self._pages.known()).wishes
             definition, covered = wishes.definitions.get(pipeline), wishes.coverage(pipeline)
             if definition is not None and definition.revision > revision:
@@ -163,6 +163,8 @@ class DefinitionPages:
             if covered is not None and covered.revision >= revision:
                 return
             await asyncio.sleep(LOOK_S)
+        if definition is None:
+            raise DefinitionConflict(f"somebody else has deleted divert {name!r} meanwhile; look at it")
         raise DivertNotCovered(
             f"divert {name!r} is stored (revision {revision}), but no active broker has confirmed within {COVERED_WITHIN_S:g} s that its"
             " journal covers it: messages that are sent now may not reach the divert. The active broker will cover it when it serves."

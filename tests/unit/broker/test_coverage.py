@@ -277,3 +277,59 @@ def test_planted_fault_is_found(violation: CoverageViolation) -> None:
         except AssertionError:
             return
     pytest.fail(f"no scenario has found: {violation}")
+
+
+def served(kafka: Kafka) -> BrokerModel:
+    """Return a broker that serves and has looked at the definitions."""
+    broker = BrokerModel(kafka, ())
+    kafka.world.run(kafka.world.now_ms + 5000)
+    assert broker.serves
+    return broker
+
+
+def test_mark_that_somebody_has_deleted_is_stored_again() -> None:
+    kafka = Kafka(World(1))
+    kafka.diverts["a"] = CoveredDivert("a1", 1, "a")
+    broker = served(kafka)
+    before = dict(kafka.marks)
+    assert before == {("a", broker.epoch.number): CoverageMark("a1", 1, broker.epoch.number + 1)}
+    kafka.marks.clear()
+    kafka.world.run(kafka.world.now_ms + 5000)
+    assert kafka.marks == before
+
+
+def test_definition_that_cannot_be_read_keeps_the_marks_and_the_journal_of_its_earlier_revision() -> None:
+    kafka = Kafka(World(1))
+    kafka.diverts["a"] = CoveredDivert("a1", 1, "a")
+    broker = served(kafka)
+    marks = dict(kafka.marks)
+    kafka.diverts["a"] = CoveredDivert("", 0, "#")
+    kafka.world.run(kafka.world.now_ms + 5000)
+    assert kafka.marks == marks
+    first = broker.epoch.number + 1
+    assert broker.coverage.held == {"a": ("", first)}
+    assert served(kafka).coverage.held == {"a": ("", first)}, "also by the next broker"
+
+
+def test_mark_of_an_earlier_journal_is_corrected() -> None:
+    kafka = Kafka(World(1))
+    kafka.diverts["a"] = CoveredDivert("a1", 1, "a")
+    kafka.marks["a", 90_000] = CoverageMark("a1", 1, 90_007)
+    broker = served(kafka)
+    found = joint_mark(list(kafka.marks.values()), "a1")
+    assert found == CoverageMark("a1", 1, broker.epoch.number + 1)
+
+
+def test_definitions_are_followed_after_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = Kafka(World(1))
+    broker = served(kafka)
+
+    async def fault() -> ControlledDiverts:
+        raise ValueError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker, "controlled", fault)
+        kafka.world.run(kafka.world.now_ms + 3000)
+    kafka.diverts["a"] = CoveredDivert("a1", 1, "a")
+    kafka.world.run(kafka.world.now_ms + 5000)
+    assert kafka.marks

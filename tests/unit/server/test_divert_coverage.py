@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from bascule.broker.coverage import CoverageMark, CoveredDivert
+import pytest
+
+from bascule.broker.coverage import ControlledDiverts, CoverageMark, CoveredDivert
 from bascule.core.topics import JournalTopics
+from bascule.kafka.admin import Topics
 from bascule.kafka.control import ControlTopics
-from bascule.server.coverage import CoverageControl
+from bascule.server import coverage
+from bascule.server.coverage import CoverageControl, _divert_of
 from bascule.writer.control import DivertCovered, PipelineDefinition
 from tests.support.mock_cluster import MockCluster
 from tests.unit.server.served import run_async
@@ -26,5 +30,42 @@ async def test_definition_that_cannot_be_read_covers_all_addresses(cluster: Mock
         assert found.diverts == {"a": CoveredDivert("1", 2, "news.*"), "b": CoveredDivert("2", 1, "#"), "c": CoveredDivert("", 0, "#")}
         assert found.mark_of("a") == CoverageMark("1", 1, 9)
         assert (await control.controlled()).mark_of("a") == CoverageMark("1", 2, 8)
+    finally:
+        await control.close()
+
+
+@run_async
+async def test_topic_that_was_deleted_is_created_so_that_an_epoch_can_begin(
+    cluster: MockCluster,  # noqa: F811
+) -> None:
+    control = CoverageControl(cluster.kafka, JournalTopics())
+    try:
+        assert await control.controlled() == ControlledDiverts({}, {})
+        assert Topics(cluster.kafka).partitions() == {"bascule.control": 1}, "not created by Kafka, with settings of its own"
+    finally:
+        await control.close()
+
+
+@run_async
+async def test_settings_of_a_definition_are_checked_once(
+    cluster: MockCluster,  # noqa: F811
+    topics: ControlTopics,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[str] = []
+
+    def divert_of(name: str, definition: PipelineDefinition | None) -> CoveredDivert:
+        checked.append(name)
+        return _divert_of(name, definition)
+
+    monkeypatch.setattr(coverage, "_divert_of", divert_of)
+    topics.define("divert:a", PipelineDefinition("1", 1, {"from": "a", "to": "t"}))
+    topics.define("divert:b", PipelineDefinition("2", 1, {"from": "b", "to": "t"}))
+    control = CoverageControl(cluster.kafka, JournalTopics())
+    try:
+        assert await control.controlled() == await control.controlled()
+        topics.define("divert:a", PipelineDefinition("1", 2, {"from": "c", "to": "t"}))
+        assert (await control.controlled()).diverts["a"] == CoveredDivert("1", 2, "c")
+        assert checked == ["a", "b", "a"]
     finally:
         await control.close()

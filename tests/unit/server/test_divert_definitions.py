@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -85,6 +86,7 @@ def test_request_without_an_active_broker_says_that_the_definition_stays(topics:
         assert found is not None
         topics.say_covered("late", 5, DivertCovered(found.id, 1, 5))
         assert change(request, to="changed")[0] == 503, "the mark of an earlier revision does not count"
+        monkeypatch.setattr(pipeline_definitions, "COVERED_WITHIN_S", 30.0)
         with covering(topics, 6):
             assert change(request)[:1] == (202,)
         assert request("GET", "/diverts/late/status")[1]["covered_from"] == 5, "the lowest offset of the marks counts"
@@ -123,6 +125,42 @@ def test_definition_that_cannot_be_read_is_none(topics: ControlTopics) -> None:
     definitions, covered = topics.divert_definitions(10, decides=True)
     assert {name: each and each.id for name, each in definitions.items()} == {"late": "1", "new": None}
     assert covered == {"late": [DivertCovered("1", 1, 9)]}
+
+
+def test_definition_that_is_not_stored_leaves_the_marks_of_another_one(topics: ControlTopics, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else may have an answer about a divert of the name, and this process may end between two records."""
+    topics.define("divert:late", PipelineDefinition("1", 1, LATE))
+    topics.say_covered("late", 3, DivertCovered("1", 1, 5))
+    store = topics._store
+
+    def ends(key: str, value: bytes | None) -> None:
+        if key == "definition/divert:late":
+            raise Unavailable("no Kafka")
+        store(key, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(topics, "_store", ends)
+        with pytest.raises(Unavailable):
+            topics.define("divert:late", PipelineDefinition("2", 1, LATE))
+    assert topics.wishes(10).coverage("divert:late") == DivertCovered("1", 1, 5)
+    topics.define("divert:late", PipelineDefinition("2", 1, LATE))
+    assert topics.wishes(10).covered == {}
+
+
+def test_request_about_a_divert_that_somebody_deletes_meanwhile_says_so(topics: ControlTopics, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_definitions, "COVERED_WITHIN_S", 0.5)
+    covered = pipeline_definitions.DefinitionPages._covered
+
+    async def deleted(pages: pipeline_definitions.DefinitionPages, name: str, revision: int) -> None:
+        await pages._pages.beside(partial(topics.undefine, f"divert:{name}"))
+        await covered(pages, name, revision)
+
+    monkeypatch.setattr(pipeline_definitions.DefinitionPages, "_covered", deleted)
+
+    def ask(request: Request) -> None:
+        assert create(request) == (409, {"error": "somebody else has deleted divert 'late' meanwhile; look at it"})
+
+    asked(topics, ask)
 
 
 def test_store_that_fails_answers_503(topics: ControlTopics, monkeypatch: pytest.MonkeyPatch) -> None:
