@@ -75,7 +75,7 @@ def finish(name: str, check: Callable[[], Iterable[CheckResult]], *, unreachable
     except BasculeError as error:
         worst, text = _line([CheckResult(CheckState.UNKNOWN, str(error))])
     except Exception as error:  # a crash would exit with the code of WARNING
-        said = unexpected_answer()
+        said = unexpected_answer(error)
         other = f"the broker gave another answer than this version of the command expects: {said}"
         why = f"unexpected error, which is a defect of the check: {error!r}" if said is None else other
         worst, text = _line([CheckResult(CheckState.UNKNOWN, why)])

@@ -83,7 +83,7 @@ def _with_context(callback: Callable[..., Any], signature: inspect.Signature) ->
         try:
             return callback(*arguments, **options)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            if (why := unexpected_answer()) is None:
+            if (why := unexpected_answer(error)) is None:
                 raise  # a defect of the command
             raise InvalidInput(f"the server gave another answer than this version of the command expects: {why:.200}") from error
 

@@ -26,21 +26,26 @@ def note_answer(method: str, path: str, content: bytes) -> None:
         found[method, path] = content
 
 
-def unexpected_answer() -> str | None:
-    """Return how an answer that the command got differs from what the admin server promises; None if none does."""
-    for (method, path), content in _answers.get({}).items():
-        for type_ in _promised(method, path):
-            if (why := next(_differences(json.loads(content), type_, ""), None)) is not None:
-                return f"{method} /{path}: {why}"
+def unexpected_answer(error: Exception) -> str | None:
+    """Return how an answer that the command got differs from what the admin server promises; None if none does.
+
+    Without the extra of the broker, nothing can be compared: then an answer is the most likely cause of the ``error`` of the command.
+    """
+    answers = _answers.get({})
+    try:
+        for (method, path), content in answers.items():
+            for type_ in _promised(method, path):
+                if (why := next(_differences(json.loads(content), type_, ""), None)) is not None:
+                    return f"{method} /{path}: {why}"
+    except ImportError:
+        return f"{error!r:.100}. With the extra 'broker', the command names the field"
     return None
 
 
 def _promised(method: str, path: str) -> Iterator[Any]:
-    """Yield the type of the answer to a request, if it has one."""
-    try:
-        from bascule.server.operations import OPERATIONS  # takes seconds, and needs the extra of the broker
-    except ImportError:
-        return
+    """Yield the type of the answer to a request, if it has one. Raises ImportError."""
+    from bascule.server.operations import OPERATIONS  # takes seconds, and needs the extra of the broker
+
     parts = f"/{path}".split("/")
     for (known_method, template), operation in OPERATIONS.items():
         if known_method == method and _fits(template.split("/"), parts):

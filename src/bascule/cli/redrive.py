@@ -209,7 +209,8 @@ def _chosen(pipeline: str, reason: str, since: str, until: str, header: list[str
         if not colon:
             raise InvalidInput(f"--header is {each!r:.60}; must be NAME:VALUE")
         headers[name] = value
-    since_ms, until_ms = (time_of_option(*each) if each[1] else 0 for each in (("--since", since), ("--until", until)))
+    # 0 stands for no limit, so a time before 1970 must not become 0: everything would be meant.
+    since_ms, until_ms = (max(1, time_of_option(*each)) if each[1] else 0 for each in (("--since", since), ("--until", until)))
     return _Chosen(pipeline, reason, since_ms, until_ms, headers)
 
 

@@ -2,7 +2,8 @@
 
 The engine of Python tries all ways to match one after the other: ``(a+)+b`` takes seconds for thirty letters. An expression of a setting or
 of a request must not stop the process, so all ways are tried at once (a "Pike VM"). What this engine cannot do is refused: look-around,
-back-references, possessive quantifiers and word boundaries. All other expressions mean what they mean to Python.
+back-references, possessive quantifiers and word boundaries. All other expressions match the texts that they match in Python. Only a group
+within a repetition of what may be empty can have another text, as in ``(a*)*``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ATOM: Final = re.compile(
     r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[dDwWsSnrtfva]|[^0-9A-Za-z])|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\\[(|)]", re.DOTALL
 )
 _GROUP: Final = re.compile(r"\((?:\?(?::|P<\w+>))?(?!\?)")
-_QUANTIFIER: Final = re.compile(r"([*+?]|\{(\d*)(,?)(\d*)\})([?+]?)")
+_QUANTIFIER: Final = re.compile(r"([*+?]|\{([0-9]*)(,?)([0-9]*)\})([?+]?)")
 _ASSERTIONS: Final = ("^", "$", r"\A", r"\Z")
 
 
@@ -180,9 +181,10 @@ class _Compiler:
         self._at = found.end()
         least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(found[1]) or _bounds(found)
         lazy = found[5] == "?"
-        if max(least, most or 0) * len(code) > INSTRUCTIONS_MAX:
-            raise self._too_large()
         size = len(code)
+        # Before the copies are made: also the copies of nothing need a step each if they may be left out.
+        if least * size + max(0, (most or 0) - least) * (size + 1) > INSTRUCTIONS_MAX:
+            raise self._too_large()
         repeated = code * least
         if most is None:
             repeated += [_split(1, size + 2, lazy=lazy), *code, Instruction("jump", None, -size - 1)]

@@ -109,3 +109,10 @@ def test_request_that_does_not_say_what_is_meant_is_refused(
 ) -> None:
     assert run(monkeypatch, "redrive", *wrong, "--admin", broker.url) == 2
     assert broker.asked == []
+
+
+def test_time_before_1970_is_a_limit_that_nothing_meets(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.answers |= {"/redrive/letters": (200, {**FOUND, "letters": [], "complete": True})}
+    for until in ("30000d", "1960-01-01T00:00:00Z"):
+        assert run(monkeypatch, "redrive", "list", "--until", until, "--admin", broker.url) == 0
+        assert broker.asked[-1][0] == "/redrive/letters?count=100&until_ms=1"

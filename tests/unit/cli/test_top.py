@@ -113,6 +113,16 @@ def test_answer_of_another_server_is_an_error(overview: Any, served: Broker, bas
     assert done.stderr.startswith("error: the server gave another answer than this version of the command expects: ")
 
 
+def test_answer_of_another_server_is_an_error_without_the_extra_of_the_broker(
+    served: Broker, bascule: Bascule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bascule.server.operations", None)
+    served.answers["/overview"] = (200, {})
+    done = bascule("top", "--once", "--interval-s", "0.2", "--admin", served.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: the server gave another answer than this version of the command expects: KeyError(")
+
+
 def test_defect_of_the_command_shows_as_a_defect(served: Broker, bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = {**dict.fromkeys(get_type_hints(OverviewAnswer), ""), **OVERVIEW, "dead_letter_address": "DLQ", "expiry_address": "Expiry"}
     served.answers["/overview"] = (200, whole)

@@ -39,6 +39,7 @@ def test_match_is_that_of_python(flags: str, pattern: str, texts: list[str]) -> 
         (r"CN=(.*?),(?:OU=(.*?),)?O=(.*?),L=(.*?),ST=(.*?),C=(.*?)", "CN=kafka,O=Org,L=Town,ST=State,C=DE"),
         (r"CN=([a-zA-Z0-9.-]*).*", "CN=broker.example,OU=x"),
         (r"(a|ab)(c|bcd)(d*)", "abcd"), ("(a*?)(a*)", "aaa"), ("(?P<name>a)|(b)", "b"), ("(a)+(b)?", "aaa"), ("(?i)CN=(.*)", "cn=Ann"),
+        ("(a{٢})", "a{٢}"),
     ],
 )  # fmt: skip
 def test_groups_are_those_of_python(pattern: str, text: str) -> None:
@@ -82,7 +83,7 @@ def test_what_needs_to_go_back_is_refused(pattern: str) -> None:
     [
         ("a(", "column 2: missing"), ("[", "column 1: unterminated"), ("a**", "column 3: multiple repeat"),
         ("(" * 5_000 + ")" * 5_000, "not supported|too large"), ("((a{50}){50}){50}", "too large"),
-        ("a{99999999999999999999}", "too large"),
+        ("a{99999999999999999999}", "too large"), ("(?:){0,4000000000}", "too large"), ("(?:a{0}){0,4000000000}", "too large"),
         ("a" * 2_000, "too large"),
     ],
 )  # fmt: skip
