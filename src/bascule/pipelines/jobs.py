@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S: Final = 10.0
 #: Interval, in seconds, at which the driver cancels a job until it has ended.
 CANCEL_S: Final = 0.2
+#: How long a task that carries up to an offset waits for the next record before it, in seconds. The driver does nothing else meanwhile.
+BOUNDED_WAIT_S: Final = 30.0
 #: In a worker, the process that forked it: it has imported this module. The daemon may have ended before the worker looks at its parent.
 _IMPORTED_IN: Final = os.getpid()
 #: The pool of workers of all resident tasks of a local Spark.
@@ -86,8 +88,16 @@ class BoundedTask:
 
 
 def bounded(source: Iterable[Taken], end: int) -> Iterator[Taken]:
-    """Yield the records of one partition before the offset ``end``. Stop when the source has reached it."""
+    """Yield the records of one partition before the offset ``end``. Stop when the source has reached it.
+
+    Raises Unavailable if no record comes for BOUNDED_WAIT_S: Kafka does not answer, or the partition ends before ``end``.
+    """
+    since_s = time.monotonic()
     for taken in source:
+        if taken.records:
+            since_s = time.monotonic()
+        elif time.monotonic() - since_s > BOUNDED_WAIT_S and not any(at >= end for at in taken.ends.values()):
+            raise Unavailable(f"the records before offset {end} could not be read within {BOUNDED_WAIT_S:.0f} s")
         records = [record for record in taken.records if record.offset < end]
         yield taken._replace(records=records)
         reached = [record.offset + 1 for record in taken.records[-1:]] + list(taken.ends.values())

@@ -152,6 +152,23 @@ def test_bounded_source_stops_before_its_end_offset_or_where_no_record_is_left_b
     assert [[record.offset for record in taken.records] for taken in jobs.bounded(source(), end)] == yielded
 
 
+def test_bounded_source_gives_up_if_no_record_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the driver would wait for ever, and hear no signal."""
+    now_s = [0.0]
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: now_s[0])
+
+    def source() -> Iterator[Taken]:
+        record = KafkaRecord("journal", 0, 0, None, b"", (), 0)
+        for pause_s, records in ((20, []), (20, [record]), (30, []), (1, [])):
+            now_s[0] += pause_s
+            yield Taken(records)
+        pytest.fail("it reads on")
+
+    with pytest.raises(Unavailable, match="before offset 7 could not be read within 30 s"):
+        list(jobs.bounded(source(), 7))
+    assert now_s == [71]
+
+
 def test_error_of_a_task_that_catches_up_reaches_the_driver() -> None:
     context: Any = Context()
     with pytest.raises(CarriedError) as raised:  # the model of Spark runs the task in this process
