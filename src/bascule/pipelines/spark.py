@@ -56,6 +56,8 @@ _QUICK_START = "-XX:TieredStopAtLevel=1"
 #: For the JVM that assembles the command line of Spark's JVM, and ends.
 _LAUNCHER_OPTIONS = f"{_QUICK_START} -XX:+UseSerialGC"
 _LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+#: They take values of NumPy only, so it does not matter which other converters are asked before them.
+_NUMPY_CONVERTERS = [each for each in INPUT_CONVERTER if isinstance(each, NumpyArrayConverter | NumpyScalarConverter)]
 #: A new batch waits for an idle fetch that is in progress. With Kafka's default of 500 ms, each batch would take that long.
 _FETCH_WAIT_MS = "20"
 
@@ -106,6 +108,7 @@ def sql_session(context: SparkContext) -> SparkSession:
 
     Only transformations need it. It takes a quarter of the processor time in which Spark starts.
     """
+    _convert_numpy()
     session = SparkSession.builder.getOrCreate()
     _hide_secrets(session, [name for name, _ in context.getConf().getAll()])
     # It logs errors that are raised anyway, with a hundred lines of Java.
@@ -120,6 +123,11 @@ def _convert_no_numpy() -> None:
     processor time. Without a transformation, no argument is a value of NumPy.
     """
     INPUT_CONVERTER[:] = [each for each in INPUT_CONVERTER if not isinstance(each, NumpyArrayConverter | NumpyScalarConverter)]
+
+
+def _convert_numpy() -> None:
+    """Give back the converters: the gateway belongs to the process, in which an earlier driver may have had no transformation."""
+    INPUT_CONVERTER[:0] = [each for each in _NUMPY_CONVERTERS if each not in INPUT_CONVERTER]
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:

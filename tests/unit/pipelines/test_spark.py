@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bascule.core.errors import InvalidInput
+from bascule.pipelines import spark
 from bascule.pipelines.spark import kafka_options, kafka_range, kafka_stream, session_settings
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 
@@ -183,3 +184,13 @@ print({"numpy", "pandas", "pyarrow"} & sys.modules.keys())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_session_for_transformations_converts_values_of_numpy_also_after_a_driver_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    converters = list(spark.INPUT_CONVERTER)
+    monkeypatch.setattr(spark, "INPUT_CONVERTER", converters)
+    spark._convert_no_numpy()
+    assert not any(each in converters for each in spark._NUMPY_CONVERTERS)
+    for _ in range(2):
+        spark._convert_numpy()
+        assert [converters.count(each) for each in spark._NUMPY_CONVERTERS] == [1, 1]
