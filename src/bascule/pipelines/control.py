@@ -185,7 +185,7 @@ class DriverControl:
         """Report that the driver has stopped, and free the clients. A driver that was replaced reports nothing."""
         replaced = any(query.superseded for query in self._queries.values())
         if self._lineage is not None:
-            self._lineage.runs.end(replaced=replaced)
+            self._lineage.runs.end(aborted=replaced)
         if self._begun and not replaced:
             with suppress(Unavailable, TimeoutError):
                 for future in self._topics.report({DRIVER_KEY: DriverReport(self._driver, _now_ms(), running=False)}):

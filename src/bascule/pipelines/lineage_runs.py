@@ -90,10 +90,10 @@ class LineageRuns:
             elif run is not None and report.state not in _BETWEEN:
                 self._end(name, COMPLETE)
 
-    def end(self, *, replaced: bool) -> None:
-        """End all runs, because the driver stops, or was ``replaced`` by another one."""
+    def end(self, *, aborted: bool) -> None:
+        """End all runs, because the driver stops. They are ``aborted`` if it was replaced by another one or has failed."""
         for name in list(self._runs):
-            self._end(name, ABORT if replaced else COMPLETE)
+            self._end(name, ABORT if aborted else COMPLETE)
 
     def _end(self, name: str, type: str, error: str = "") -> None:
         self._tell(type, name, self._runs.pop(name), error)

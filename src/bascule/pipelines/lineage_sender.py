@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from bascule.core.errors import BasculeError
 from bascule.core.extras import require
 from bascule.core.log import get_log
 from bascule.pipelines.lineage_runs import LineageEvent, LineageRuns
@@ -147,7 +146,7 @@ def lineage_of(settings: OpenLineage, bridge_id: str, bootstrap_servers: str) ->
     if settings.url is not None:
         try:
             lineage = PipelineLineage(settings, settings.url, bridge_id, bootstrap_servers)
-        except (BasculeError, ImportError, ValueError) as error:
+        except Exception as error:  # the client reads variables of the environment, and may raise anything for their values
             log.error("lineage events are off", reason=error)
         else:
             log.info("lineage events are on", url=settings.url)
@@ -155,4 +154,5 @@ def lineage_of(settings: OpenLineage, bridge_id: str, bootstrap_servers: str) ->
         yield lineage
     finally:
         if lineage is not None:
+            lineage.runs.end(aborted=True)  # those that the driver has left: its Spark has ended, or its stop has failed
             lineage.sender.close()

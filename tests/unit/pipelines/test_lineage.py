@@ -27,6 +27,12 @@ def report(state: PipelineState, definition: Mapping[str, Any] = DIVERT, **more:
     return PipelineReport(state, "driver", 0, definition, **more)
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine may need more time than a driver has for its last events."""
+    monkeypatch.setattr(lineage_sender, "LAST_EVENTS_S", 30.0)
+
+
 class Told:
     """The events of runs that follow reports."""
 
@@ -71,10 +77,10 @@ def test_deleted_pipeline_and_stopped_or_replaced_driver_end_their_runs() -> Non
     told, running = Told(), report(PipelineState.CATCHING_UP)
     told.runs.follow({"divert:orders": running})
     told.runs.follow({"divert:a": running, "divert:b": running})
-    told.runs.end(replaced=False)
+    told.runs.end(aborted=False)
     told.runs.follow({"divert:a": running})
-    told.runs.end(replaced=True)
-    told.runs.end(replaced=True)
+    told.runs.end(aborted=True)
+    told.runs.end(aborted=True)
     assert [each.type for each in told.events] == ["START", "COMPLETE", "START", "START", "COMPLETE", "COMPLETE", "START", "ABORT"]
 
 
@@ -140,6 +146,24 @@ def names(event: dict[str, Any], side: str) -> list[tuple[str, str]]:
     return [(each["namespace"], each["name"]) for each in event[side]]
 
 
+def test_runs_of_a_driver_that_failed_to_end_them_are_aborted() -> None:
+    """A driver whose Spark has ended stops at once."""
+    with LineageReceiver() as receiver:
+        with lineage(receiver.url) as found:
+            found.runs.follow({"divert:orders": report(PipelineState.RUNNING)})
+        assert [each["eventType"] for each in receiver.events] == ["START", "ABORT"]
+
+
+def test_client_that_refuses_the_environment_stops_no_pipeline(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*_: object) -> None:
+        raise TypeError("injected")
+
+    monkeypatch.setattr(lineage_sender, "LineageSender", refuse)
+    with lineage_of(OpenLineage(url="http://127.0.0.1:9"), "demo", "kafka:9092") as found:
+        assert found is None
+    assert "lineage events are off reason=injected" in caplog.text
+
+
 def test_settings_name_the_namespaces_and_the_environment_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__AUTH__TYPE", "api_key")
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__AUTH__APIKEY", "secret")
@@ -150,7 +174,7 @@ def test_settings_name_the_namespaces_and_the_environment_the_key(monkeypatch: p
         assert found.sender._client.transport.config.auth.get_bearer() == "Bearer secret"
         found.runs.follow({"divert:orders": report(PipelineState.RUNNING)})
         wait_for(lambda: receiver.events, "an event")
-    (begun,) = receiver.events
+    begun = receiver.events[0]
     assert (begun["job"]["namespace"], names(begun, "inputs"), names(begun, "outputs")) == (
         "jobs", [("amqp://b", "orders.eu")], [("kafka://c:1", "kafka.orders.eu")],
     )  # fmt: skip
