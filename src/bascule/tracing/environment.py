@@ -75,7 +75,12 @@ def _exporter(name: str, environment: Mapping[str, str], signal: Signal) -> Any:
     if found is None:
         known = ", ".join(sorted({"otlp", *(each.name for each in entry_points(group=group))}))
         raise InvalidInput(f"{signal.exporters} names {name!r}, but no installed package has the exporter {entry!r}; installed are {known}")
-    return found.load()()
+    try:
+        return found.load()()
+    except ImportError:
+        raise
+    except Exception as error:  # exporters read variables of their own, and may raise anything for a wrong value
+        raise InvalidInput(f"the exporter {entry!r} of {signal.text} cannot begin: {error!r}") from error
 
 
 def resource_of(environment: Mapping[str, str], service: str) -> Resource:

@@ -58,7 +58,10 @@ class MetricsExport:
         self._closing.set()
         self._thread.join(LAST_EXPORT_S)
         for exporter in self._exporters:
-            exporter.shutdown()
+            try:
+                exporter.shutdown()
+            except Exception as error:
+                log.warning("metrics exporter not closed", reason=repr(error))
 
     def _run(self) -> None:
         while not self._closing.wait(self._interval_s):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import Metric as Family
@@ -14,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from bascule.core.errors import InvalidInput
 from bascule.pipelines.serving import metrics_of
+from bascule.tracing import environment
 from bascule.tracing.bridge import CONVENTIONS
 from bascule.tracing.metrics import LAST_EXPORT_S, MetricsExport, metrics_export_of, process_metrics_export
 from tests.support.collector import CollectedMetric, Collector
@@ -42,6 +44,7 @@ def exported(monkeypatch: pytest.MonkeyPatch, families: Iterable[Family], since_
     """Return what a collector gets when an export is closed, by name."""
     with receiving(monkeypatch) as collector:
         monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10000000")
+        monkeypatch.setattr("bascule.tracing.metrics.LAST_EXPORT_S", 30.0)  # a loaded machine may need more time than a process has
         export = process_metrics_export("test", lambda _: families, since_ns=since_ns)
         assert export is not None
         export.close()
@@ -158,3 +161,29 @@ def test_export_that_cannot_begin_is_logged_and_stops_nothing(monkeypatch: pytes
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "influx")
     assert process_metrics_export("test", lambda _: [], since_ns=0) is None
     assert "metrics export is off reason=\"OTEL_METRICS_EXPORTER names 'influx'" in caplog.text
+
+
+def test_exporter_that_refuses_its_environment_is_logged_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def begin() -> None:
+        raise ValueError("injected")
+
+    monkeypatch.setattr(environment, "entry_points", lambda **_: [SimpleNamespace(name="otlp_proto_http", load=lambda: begin)])
+    with receiving(monkeypatch):
+        assert process_metrics_export("test", lambda _: [], since_ns=0) is None
+    assert "the exporter 'otlp_proto_http' of metrics cannot begin: ValueError" in caplog.text
+
+
+def test_exporter_that_cannot_be_closed_is_logged_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise AssertionError("injected")
+
+    with receiving(monkeypatch):
+        export = process_metrics_export("test", lambda _: [], since_ns=0)
+        assert export is not None
+        monkeypatch.setattr(export._exporters[0], "shutdown", fail)
+        export.close()
+    assert "metrics exporter not closed" in caplog.text
