@@ -180,7 +180,20 @@ class TableReader:
                 appender = self._shared.appender
             else:
                 appender = self._appender = self._appender or Appender(self._kafka)
-        return _Barriers(appender, self._at[0].topic, self._barrier_key).write(partitions, timeout_s)
+            reached = dict(self._reached)
+        found = _Barriers(appender, self._at[0].topic, self._barrier_key).write(partitions, timeout_s)
+        for partition, offset in found.items():
+            if offset is not None and offset < reached.get(partition, 0):
+                self._forget()
+                raise Unavailable(f"{self._at[0].topic}-{partition} ends before what was read: it was recreated, or has lost records")
+        return found
+
+    def _forget(self) -> None:
+        """Let the next read start from the beginning. The log that was read is gone, and a barrier in the new one would prove nothing."""
+        with self._lock:
+            self.failed = True
+            self.rest()
+            self._reached, self._table = {}, {}
 
     def ends(self, timeout_s: float = READ_TIMEOUT_S, *, stable: bool = False) -> dict[int, int]:
         """Return the high watermark of each partition, or its last stable offset, as some node reports it. Raises Unavailable."""

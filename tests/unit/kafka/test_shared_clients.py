@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError
 
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing, Output
+from bascule.kafka import clients
 from bascule.kafka.appender import Appender
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.positions import PositionReaders
@@ -67,6 +68,23 @@ def test_reader_that_has_failed_is_not_used_again(kafka: KafkaInMemory, readers:
         failed.read_behind_barrier()
     with readers.reading(PLACE) as reader:
         assert reader is not failed
+        assert reader.read_behind_barrier() == {}
+
+
+def test_reader_that_is_kept_does_not_know_the_positions_of_a_topic_that_was_recreated(
+    kafka: KafkaInMemory, readers: PositionReaders
+) -> None:
+    """The barrier record is in the new topic, before the end of what was read of the old one."""
+    moved(readers, None, FIRST)
+    moved(readers, FIRST, SECOND)
+    with readers.reading(PLACE) as kept:
+        assert kept.read_behind_barrier()["key"] == SECOND
+    clients.admin(SETTINGS).delete_topics(["positions"])["positions"].result()
+    kafka.create("positions", 16, cleanup_policy="compact")
+    with pytest.raises(Unavailable, match="it was recreated, or has lost records"), readers.reading(PLACE) as reader:
+        reader.read_behind_barrier()
+    with readers.reading(PLACE) as reader:
+        assert reader is not kept
         assert reader.read_behind_barrier() == {}
 
 
