@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,7 +156,7 @@ def test_bounded_source_stops_before_its_end_offset_or_where_no_record_is_left_b
 def test_bounded_source_gives_up_if_no_record_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the driver would wait for ever, and hear no signal."""
     now_s = [0.0]
-    monkeypatch.setattr(jobs.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
     def source() -> Iterator[Taken]:
         record = KafkaRecord("journal", 0, 0, None, b"", (), 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import INPUT_CONVERTER
 
 from bascule.core.errors import InvalidInput
 from bascule.pipelines import spark
@@ -187,7 +188,7 @@ print({"numpy", "pandas", "pyarrow"} & sys.modules.keys())
 
 
 def test_session_for_transformations_converts_values_of_numpy_also_after_a_driver_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    converters = list(spark.INPUT_CONVERTER)
+    converters = list(INPUT_CONVERTER)
     monkeypatch.setattr(spark, "INPUT_CONVERTER", converters)
     spark._convert_no_numpy()
     assert not any(each in converters for each in spark._NUMPY_CONVERTERS)
