@@ -89,6 +89,8 @@ class RedriveTopics:
 
     def check_marks(self, timeout_s: float = READ_TIMEOUT_S) -> None:
         """Check that the topic of the marks is the one of the last redrive, as some node knows them. Raises MarksLost, Unavailable."""
+        if not self._admin.ids([self._topics.positions]):
+            return  # no driver has run yet
         partition = position_partition(POSITION_KEY)
         with closing(PositionReader(self._kafka, self._topics.positions, [partition])) as reader:
             self.check_marks_of(reader.read(timeout_s).get(POSITION_KEY), self.marks_topic_id())
