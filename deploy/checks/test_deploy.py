@@ -194,6 +194,7 @@ def test_bascule_accepts_the_configuration_of_each_container(values: Path, tmp_p
     run(
         "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=broker", "-days", "2", "-keyout", key, "-out", certificate
     )
+    shutil.copy(certificate, secrets / "bascule" / "bascule-kafka" / "ca.crt")
     config = tmp_path / "bascule.toml"
     config.write_text(named(documents, "ConfigMap", "demo-bascule")["data"]["bascule.toml"].replace("/run/secrets", str(secrets)))
     for kind in ("StatefulSet", "Deployment"):

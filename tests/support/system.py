@@ -20,7 +20,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -265,12 +265,13 @@ def suspend(pid: int) -> None:
 
 @contextmanager
 def paused(pid: int) -> Iterator[None]:
-    """Suspend a process (SIGSTOP)."""
+    """Suspend a process (SIGSTOP). The block may kill it."""
     try:
         suspend(pid)
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def stands_still(task: Path) -> bool:
