@@ -113,9 +113,10 @@ class DefinitionPages:
         principal: Principal = request.state.principal
         pipeline, known = f"{KINDS[self._kind]}{name}", await self._pages.known(decides=True)
         self._check_free(known, name)
-        check_definition(self._kind, name, given, self._settings)
         if (size := len(json.dumps(given).encode())) > DEFINITION_BYTES_MAX:
             raise InvalidInput(f"the settings have {size} bytes; at most {DEFINITION_BYTES_MAX} are allowed")
+        # Not on the event loop: Python compiles a long pattern of topics in seconds.
+        await self._pages.beside(partial(check_definition, self._kind, name, given, self._settings))
         before = known.wishes.definitions.get(pipeline)
         if before is None:
             self._check_new(known, name)
