@@ -63,9 +63,11 @@ def test_each_process_has_its_own_crash_points(tmp_path: Path) -> None:
 
 
 def test_processes_end_with_the_one_that_forked_them(tmp_path: Path) -> None:
-    broker = running(tmp_path)
-    pid = broker.pid
-    preloaded.stop()
+    parent, log_file = preloaded._Parent(preloaded.COMMAND), tmp_path / "broker.log"  # not the one of the other tests
+    log_file.touch()
+    pid = parent.fork(["bascule", "broker"], log_file, {**os.environ, **child(tmp_path)._more}).pid
+    wait_for(lambda: log_file.stat().st_size, "its first line")
+    parent.stop()
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), "its end")
 
 
