@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from bascule.broker.coverage import CoverageMark
 from bascule.kafka.control import ControlTopics
 from bascule.pipelines.audit import audit_diverts
 from bascule.pipelines.defined_specs import with_defined
 from bascule.pipelines.spec import DivertSpec
-from bascule.writer.control import DivertCovered, OffsetMove, OffsetsWish, PipelineDefinition, PipelineState, WantedState, Wish
+from bascule.writer.control import OffsetMove, OffsetsWish, PipelineDefinition, PipelineState, WantedState, Wish
 from bascule.writer.pipeline_holds import TO_BEGIN, PipelineHoldsProtocol
 from bascule.writer.position import COMMON, group_pipeline
 from tests.scenarios import test_control
@@ -42,7 +43,7 @@ class DivertDefiner(Definer):
 
     def cover(self, definition: str = "1", revision: int = 1, covered: int | None = None, epoch: int = 0) -> None:
         offset = self.bridge.end() if covered is None else covered
-        self.topics.say_covered("late", epoch, DivertCovered(definition, revision, offset))
+        self.topics.say_covered("late", epoch, CoverageMark(definition, revision, offset))
 
     def delete(self) -> None:
         self.topics.undefine(NAME)

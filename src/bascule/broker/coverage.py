@@ -43,9 +43,12 @@ class CoveredDivert(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CoverageMark:
-    """What a broker has found: from ``offset`` on, the journal has the messages for a definition, and for its ``revision`` since then."""
+    """What a broker has found: from ``offset`` on, the journal has the messages for a definition, and for its ``revision`` since then.
 
-    definition: str
+    ``id`` is that of the definition. Each epoch of the journal may store a mark in ``PREFIX.control``, and all are true.
+    """
+
+    id: str
     revision: int
     offset: int
 
@@ -68,7 +71,7 @@ class ControlledDiverts:
         Any mark may be of a definition that cannot be read.
         """
         definition = self.diverts[name].definition
-        return min((mark.offset for mark in self.marks.get(name, ()) if definition in ("", mark.definition)), default=None)
+        return min((mark.offset for mark in self.marks.get(name, ()) if definition in ("", mark.id)), default=None)
 
 
 def joint_mark(marks: Sequence[CoverageMark], definition: str) -> CoverageMark | None:
@@ -76,7 +79,7 @@ def joint_mark(marks: Sequence[CoverageMark], definition: str) -> CoverageMark |
 
     Each of several brokers that have served may have stored one, and each is true.
     """
-    own = [mark for mark in marks if mark.definition == definition]
+    own = [mark for mark in marks if mark.id == definition]
     if not own:
         return None
     return CoverageMark(definition, max(mark.revision for mark in own), min(mark.offset for mark in own))

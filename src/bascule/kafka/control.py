@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
+from bascule.broker.coverage import CoverageMark
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
@@ -19,7 +20,6 @@ from bascule.writer.control import (
     OFFSETS_KEY,
     RESTART_KEY,
     WANTED_KEY,
-    DivertCovered,
     DriverReport,
     OffsetsWish,
     PipelineDefinition,
@@ -36,7 +36,7 @@ from bascule.writer.redrive import JOB_KEY, RedriveJob, UnreadableRedrive
 
 log = get_log(__name__)
 
-C = TypeVar("C", PipelineDefinition, DivertCovered)
+C = TypeVar("C", PipelineDefinition, CoverageMark)
 
 #: How long a deletion waits for Kafka to answer which records there are, in seconds.
 FORGET_TIMEOUT_S: Final = 10.0
@@ -70,7 +70,7 @@ class ControlTopics:
         offsets: dict[str, OffsetsWish] = {}
         definitions: dict[str, PipelineDefinition] = {}
         redrives: dict[str, RedriveJob] = {}
-        covered: dict[str, tuple[DivertCovered, ...]] = {}
+        covered: dict[str, tuple[CoverageMark, ...]] = {}
         for name, stored in self._table(topic, timeout_s, decides=decides).items():
             place = stored.place(topic, name.encode())
             if name.startswith(WANTED_KEY):
@@ -85,24 +85,24 @@ class ControlTopics:
                 redrives[name.removeprefix(JOB_KEY)] = job
             elif name.startswith(COVERED_KEY):
                 pipeline = _covered(name)
-                covered[pipeline] = (*covered.get(pipeline, ()), decoded(DivertCovered, stored.value, place))
+                covered[pipeline] = (*covered.get(pipeline, ()), decoded(CoverageMark, stored.value, place))
         return Wishes(states, restarts, offsets, definitions, redrives, covered)
 
     def divert_definitions(
         self, timeout_s: float, *, decides: bool = False
-    ) -> tuple[dict[str, PipelineDefinition | None], dict[str, list[DivertCovered]]]:
+    ) -> tuple[dict[str, PipelineDefinition | None], dict[str, list[CoverageMark]]]:
         """Return the definitions of diverts, None for one that cannot be read, and what brokers say about them, by name.
 
         ``decides``: a former leader must not answer. Raises Unavailable.
         """
         topic, prefix = self._topics.control, f"{DEFINITION_KEY}{DIVERT}"
         definitions: dict[str, PipelineDefinition | None] = {}
-        covered: dict[str, list[DivertCovered]] = {}
+        covered: dict[str, list[CoverageMark]] = {}
         for name, stored in self._table(topic, timeout_s, decides=decides).items():
             place = stored.place(topic, name.encode())
             if name.startswith(prefix):
                 definitions[name.removeprefix(prefix)] = self._readable(PipelineDefinition, stored.value, place)
-            elif name.startswith(COVERED_KEY) and (found := self._readable(DivertCovered, stored.value, place)) is not None:
+            elif name.startswith(COVERED_KEY) and (found := self._readable(CoverageMark, stored.value, place)) is not None:
                 covered.setdefault(_covered(name).removeprefix(DIVERT), []).append(found)
         return definitions, covered
 
@@ -116,7 +116,7 @@ class ControlTopics:
                 log.error("record of the control of pipelines skipped", error=str(error))
             return None
 
-    def say_covered(self, divert: str, epoch: int, covered: DivertCovered) -> None:
+    def say_covered(self, divert: str, epoch: int, covered: CoverageMark) -> None:
         """Store what an epoch says about a divert, and return when Kafka has stored it. Raises Unavailable."""
         self._store(f"{COVERED_KEY}{DIVERT}{divert}/{epoch}", encoded(covered))
 
@@ -162,7 +162,7 @@ class ControlTopics:
         topic = self._topics.control
         for name, stored in self._table(topic, FORGET_TIMEOUT_S).items():
             if name.startswith(COVERED_KEY) and _covered(name) == pipeline:
-                found = self._readable(DivertCovered, stored.value, stored.place(topic, name.encode()))
+                found = self._readable(CoverageMark, stored.value, stored.place(topic, name.encode()))
                 if found is None or found.id != but:
                     self._store(name, None)
 

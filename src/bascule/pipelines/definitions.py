@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pyspark.errors import PySparkException
 
+from bascule.broker.coverage import CoverageMark
 from bascule.config.pipeline import Divert, Ingress
 from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.core.log import get_log
@@ -17,7 +18,7 @@ from bascule.pipelines.failures import described
 from bascule.pipelines.holds import Holds
 from bascule.pipelines.ingresses import DriverIngresses
 from bascule.pipelines.spec import DivertSpec, IngressSpec, divert_spec, ingress_spec
-from bascule.writer.control import DivertCovered, PipelineDefinition, Steering, Wishes
+from bascule.writer.control import PipelineDefinition, Steering, Wishes
 from bascule.writer.position import DIVERT, INGRESS, PositionTaken
 
 log = get_log(__name__)
@@ -49,7 +50,7 @@ class DefinedPipelines:
         #: The diverts, by name.
         self.diverts: dict[str, DivertSpec] = {}
         #: What the brokers say about diverts, by pipeline.
-        self.covered: Mapping[str, DivertCovered] = {}
+        self.covered: Mapping[str, CoverageMark] = {}
         self._positions = positions
         self._holds = holds
         self._ingresses = ingresses

@@ -17,7 +17,7 @@ from bascule.kafka import own_topics
 from bascule.kafka.admin import CLUSTER_DEFAULT, Topics
 from bascule.kafka.control import ControlTopics
 from bascule.server.effects import LoopEffects
-from bascule.writer.control import DivertCovered, PipelineDefinition
+from bascule.writer.control import PipelineDefinition
 
 log = get_log(__name__)
 
@@ -66,7 +66,7 @@ class CoverageControl(LoopEffects):
         }
         return ControlledDiverts(
             {name: divert for name, (_, divert) in self._diverts.items()},
-            {name: [CoverageMark(each.id, each.revision, each.offset) for each in found] for name, found in covered.items()},
+            covered,
         )
 
     def _make_topic(self) -> None:
@@ -81,7 +81,7 @@ class CoverageControl(LoopEffects):
 
     async def store(self, name: str, epoch: int, mark: CoverageMark) -> None:
         """Store the mark of an epoch. Raises Unavailable."""
-        await self.off_loop(self._topics.say_covered, name, epoch, DivertCovered(mark.definition, mark.revision, mark.offset))
+        await self.off_loop(self._topics.say_covered, name, epoch, mark)
 
     async def close(self) -> None:
         """Free the clients. Without Kafka, a client waits for the records in flight, and this does not wait for the client."""

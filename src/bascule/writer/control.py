@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from bascule.broker.coverage import CoverageMark, joint_mark
 from bascule.core.errors import BasculeError, Scope
 from bascule.core.states import Transitions
 from bascule.writer.position import DIVERT, INGRESS
@@ -124,19 +125,6 @@ class PipelineDefinition:
 
 
 @dataclass(frozen=True, slots=True)
-class DivertCovered:
-    """What a broker says about a divert that was defined at run time: from ``offset`` on, the journal has the messages for it.
-
-    ``id`` is that of the definition, and ``revision`` the highest one for which this holds. Each epoch of the journal may store a record,
-    and all are true.
-    """
-
-    id: str
-    revision: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class PipelineReport:
     """What a driver knows about a pipeline. ``sources`` are lists of topic, partition, next offset and end (None: not known).
 
@@ -178,7 +166,7 @@ class DriverReport:
     redrives: Mapping[str, str] = field(default_factory=dict)
 
 
-R = TypeVar("R", Wish, RestartWish, OffsetsWish, PipelineDefinition, DivertCovered, PipelineReport, DriverReport)
+R = TypeVar("R", Wish, RestartWish, OffsetsWish, PipelineDefinition, CoverageMark, PipelineReport, DriverReport)
 #: Types of fields that are no enumerations. ``sources`` and ``moves`` have checks of their own.
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("id", "by", "driver", "group", "error", "offsets_request", "offsets_error", "definition_id"), (str,)),
@@ -192,7 +180,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 _ENUMS: Final[Mapping[tuple[type, str], type[enum.StrEnum]]] = {(Wish, "state"): WantedState, (PipelineReport, "state"): PipelineState}
 
 
-def encoded(record: Wish | RestartWish | OffsetsWish | PipelineDefinition | DivertCovered | PipelineReport | DriverReport) -> bytes:
+def encoded(record: Wish | RestartWish | OffsetsWish | PipelineDefinition | CoverageMark | PipelineReport | DriverReport) -> bytes:
     """Return the value of a record: a JSON object with a version."""
     return json.dumps({"version": VERSION, **asdict(record)}, separators=(",", ":")).encode()
 
@@ -240,15 +228,12 @@ class Wishes:
     #: Jobs for dead letters, by id.
     redrives: Mapping[str, RedriveJob] = field(default_factory=dict)
     #: What brokers say about diverts that are defined at run time.
-    covered: Mapping[str, tuple[DivertCovered, ...]] = field(default_factory=dict)
+    covered: Mapping[str, tuple[CoverageMark, ...]] = field(default_factory=dict)
 
-    def coverage(self, pipeline: str) -> DivertCovered | None:
+    def coverage(self, pipeline: str) -> CoverageMark | None:
         """Return what all brokers say together about the current definition of a divert; None if no broker has said anything."""
         definition = self.definitions.get(pipeline)
-        own = [] if definition is None else [each for each in self.covered.get(pipeline, ()) if each.id == definition.id]
-        if not own:
-            return None
-        return DivertCovered(own[0].id, max(each.revision for each in own), min(each.offset for each in own))
+        return None if definition is None else joint_mark(self.covered.get(pipeline, ()), definition.id)
 
     def of(self, pipeline: str) -> WantedState:
         """Return the wanted state of a pipeline, which is running if nobody wanted anything else."""

@@ -10,7 +10,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.control import ControlTopics
 from bascule.server import coverage
 from bascule.server.coverage import CoverageControl, _divert_of
-from bascule.writer.control import DivertCovered, PipelineDefinition
+from bascule.writer.control import PipelineDefinition
 from tests.support.mock_cluster import MockCluster
 from tests.unit.server.served import run_async
 from tests.unit.server.test_pipelines import cluster, topics  # noqa: F401 - fixtures
@@ -22,7 +22,7 @@ async def test_definition_that_cannot_be_read_covers_all_addresses(cluster: Mock
     topics.define("divert:b", PipelineDefinition("2", 1, {"from": "news", "a setting of a later version": 1}))
     topics._store("definition/divert:c", b"damaged")
     topics.define("ingress:d", PipelineDefinition("3", 1, {"topics": ["news"]}))
-    topics.say_covered("a", 4, DivertCovered("1", 1, 9))
+    topics.say_covered("a", 4, CoverageMark("1", 1, 9))
     control = CoverageControl(cluster.kafka, JournalTopics())
     try:
         found = await control.controlled()

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from bascule.broker.coverage import CoverageMark
 from bascule.core.errors import Unavailable
 from bascule.kafka.control import ControlTopics
 from bascule.server import pipeline_definitions
 from bascule.threads.background import in_background
-from bascule.writer.control import DivertCovered, PipelineDefinition
+from bascule.writer.control import PipelineDefinition
 from tests.unit.server.test_pipelines import asked, cluster, topics  # noqa: F401 - fixtures
 
 Request = Callable[..., tuple[int, Any]]
@@ -46,7 +47,7 @@ def covering(topics: ControlTopics, *epochs: int) -> Iterator[None]:
             found = definition(topics)
             if found is not None and (found.id, found.revision) not in said:
                 for epoch in epochs:
-                    topics.say_covered("late", epoch, DivertCovered(found.id, found.revision, epoch))
+                    topics.say_covered("late", epoch, CoverageMark(found.id, found.revision, epoch))
                 said.add((found.id, found.revision))
 
     following = in_background(follow, "covering")
@@ -84,7 +85,7 @@ def test_request_without_an_active_broker_says_that_the_definition_stays(topics:
         assert request("GET", "/diverts/late/status")[1]["covered_from"] is None
         found = definition(topics)
         assert found is not None
-        topics.say_covered("late", 5, DivertCovered(found.id, 1, 5))
+        topics.say_covered("late", 5, CoverageMark(found.id, 1, 5))
         assert change(request, to="changed")[0] == 503, "the mark of an earlier revision does not count"
         monkeypatch.setattr(pipeline_definitions, "COVERED_WITHIN_S", 30.0)
         with covering(topics, 6):
@@ -121,16 +122,16 @@ def test_definition_that_cannot_be_read_is_none(topics: ControlTopics) -> None:
     topics.define("divert:late", PipelineDefinition("1", 1, LATE))
     topics._store("definition/divert:new", b'{"version": 99}')
     topics._store("covered/divert:late/3", b"damaged")
-    topics.say_covered("late", 4, DivertCovered("1", 1, 9))
+    topics.say_covered("late", 4, CoverageMark("1", 1, 9))
     definitions, covered = topics.divert_definitions(10, decides=True)
     assert {name: each and each.id for name, each in definitions.items()} == {"late": "1", "new": None}
-    assert covered == {"late": [DivertCovered("1", 1, 9)]}
+    assert covered == {"late": [CoverageMark("1", 1, 9)]}
 
 
 def test_definition_that_is_not_stored_leaves_the_marks_of_another_one(topics: ControlTopics, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else may have an answer about a divert of the name, and this process may end between two records."""
     topics.define("divert:late", PipelineDefinition("1", 1, LATE))
-    topics.say_covered("late", 3, DivertCovered("1", 1, 5))
+    topics.say_covered("late", 3, CoverageMark("1", 1, 5))
     store = topics._store
 
     def ends(key: str, value: bytes | None) -> None:
@@ -142,7 +143,7 @@ def test_definition_that_is_not_stored_leaves_the_marks_of_another_one(topics: C
         patch.setattr(topics, "_store", ends)
         with pytest.raises(Unavailable):
             topics.define("divert:late", PipelineDefinition("2", 1, LATE))
-    assert topics.wishes(10).coverage("divert:late") == DivertCovered("1", 1, 5)
+    assert topics.wishes(10).coverage("divert:late") == CoverageMark("1", 1, 5)
     topics.define("divert:late", PipelineDefinition("2", 1, LATE))
     assert topics.wishes(10).covered == {}
 
