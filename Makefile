@@ -137,10 +137,10 @@ clean-compiled: ## return to the interpreted modules
 	find src -name '*.so' -delete
 	rm -rf $(COMPILED)
 
-test-compiled: setup ## the unit, property and simulation tests on compiled modules; needs a C compiler
+test-compiled: setup ## the unit, property and simulation tests on compiled modules, and pipelines in both directions; needs a C compiler
 	@$(MAKE) --no-print-directory LEVEL=1 $(COMPILED)/.built-1
 	PYTHONPATH=$(CURDIR)/$(COMPILED)/src $(BIN)/pytest -m "not slow" -o pythonpath=. -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		tests/unit tests/property tests/simulation $(ARGS)
+		tests/unit tests/property tests/simulation tests/scenarios/test_seed_000.py tests/examples/test_transformed.py $(ARGS)
 
 bench: setup ## compare Bascule and Artemis under the same load
 	$(BIN)/python -m bench.run $(ARGS)
