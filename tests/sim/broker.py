@@ -30,8 +30,8 @@ from tests.sim.housekeeping import FETCH_MAX, INGRESS_ID, Following, Housekeepin
 from tests.sim.kafka import INGRESS, JOURNAL, Appender, Kafka, ToWrite
 from tests.sim.world import Process, Promise, World
 
-#: Small versions of the real limits.
-LIMITS: Final = EpochLimits(append_timeout_s=0.25, still_max_s=0.15, in_flight_max=3, watch_s=0.05, probe_s=0.1)
+#: Small versions of the real limits. Every record counts as large, so that several are in flight.
+LIMITS: Final = EpochLimits(append_timeout_s=0.25, still_max_s=0.15, in_flight_max=3, small_record_bytes=0, watch_s=0.05, probe_s=0.1)
 POLL_MS: Final = 20.0
 #: Pause before the next try of a broker that could not serve.
 PAUSE_MS: Final = 30.0

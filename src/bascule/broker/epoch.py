@@ -241,10 +241,11 @@ class EpochProtocol:
             self._effects.after(self._limits.linger_s, self.flush)
 
     def flush(self) -> None:
-        """Append the open record, unless enough records are in flight."""
+        """Append the open record, unless enough records are in flight. A small record waits for those in flight."""
         if self.ended:
             return
-        if len(self.engine.journaling.in_flight) >= self._limits.in_flight_max:
+        in_flight, limits = len(self.engine.journaling.in_flight), self._limits
+        if in_flight >= (1 if self.engine.journaling.batch.size_bytes < limits.small_record_bytes else limits.in_flight_max):
             self._flush_due = True
             return
         self._flush_due = False

@@ -24,6 +24,9 @@ class EpochLimits:
     still_max_s: float
     #: Appends in flight at once. Further entries gather in the next record meanwhile; a higher limit would only make records smaller.
     in_flight_max: int = IN_FLIGHT_MAX
+    #: While an append is in flight, a record that is smaller than this collects further entries: an append costs broker, Kafka and readers
+    #: about the same for one message and for many.
+    small_record_bytes: int = 16 * 1024
     #: Delay of entries that nobody waits for (an acknowledgement alone): the next send takes them along and saves an append.
     linger_s: float = 0.005
     #: How often the age of the oldest append is checked.

@@ -27,7 +27,8 @@ from bascule.testing.broker import Sender, message_bytes
 from tests.sim.effects import PromiseWaiter, SimulatedTimer
 from tests.sim.world import Process, Promise, World
 
-LIMITS = EpochLimits(append_timeout_s=2.0, still_max_s=10.0)
+#: Every record counts as large, so that several are in flight.
+LIMITS = EpochLimits(append_timeout_s=2.0, still_max_s=10.0, small_record_bytes=0)
 EPOCH = 5
 FENCED = "another broker started epoch 7 of journal journal"
 
@@ -53,6 +54,7 @@ class EpochEffectsModel:
         self.made.keep(None)
         self.refusal: Exception | None = None
         self.load_failure: BasculeError | None = None
+        self.limits = LIMITS
 
     def now_s(self) -> float:
         return self.process.monotonic_ms / 1000
@@ -124,7 +126,7 @@ class EpochEffectsModel:
 
     def make(self) -> EpochProtocol:
         errors = ErrorContainment(lambda kind, error, _: self.contained.append((kind, str(error))))
-        self.epoch = EpochProtocol(self, LIMITS, "journal", Diverts(), errors=errors)
+        self.epoch = EpochProtocol(self, self.limits, "journal", Diverts(), errors=errors)
         return self.epoch
 
     def run(self, seconds: float = 0.01) -> None:

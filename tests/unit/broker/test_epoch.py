@@ -6,6 +6,7 @@ import pytest
 
 from bascule.broker.containment import ErrorKind
 from bascule.broker.epoch import AppendOffsetUnknown, SteppedDown
+from bascule.broker.epoch_effects import EpochLimits
 from bascule.broker.errors import BrokerFault, JournalUnavailable
 from bascule.broker.journaling import LARGE_RECORD_BYTES, RECORD_BYTES_SOFT
 from bascule.broker.states import EPOCH_TRANSITIONS, LIVE, EpochEvent, EpochState
@@ -251,6 +252,24 @@ def test_records_beyond_the_limit_in_flight_are_appended_later(effects: EpochEff
     assert len(effects.appended) == 1 + LIMITS.in_flight_max
     epoch.outcomes([(EPOCH + 1, None)])
     assert len(effects.appended) == 2 + LIMITS.in_flight_max
+
+
+def test_small_records_wait_for_an_append_in_flight_and_are_stored_together(effects: EpochEffectsModel) -> None:
+    effects.limits = EpochLimits(append_timeout_s=2.0, still_max_s=10.0, small_record_bytes=1024)
+    epoch = effects.serving()
+    sender = effects.send("a", "b", "c")
+    assert len(effects.appended) == 2  # the start record, and the first message, which waits for nothing
+    epoch.outcomes([(EPOCH + 1, None)])
+    assert len(effects.appended) == 3
+    epoch.outcomes([(EPOCH + 2, None)])
+    assert sender.accepted_tokens == ["a", "b", "c"]
+
+
+def test_record_that_is_not_small_waits_for_no_append_in_flight(effects: EpochEffectsModel) -> None:
+    effects.limits = EpochLimits(append_timeout_s=2.0, still_max_s=10.0, small_record_bytes=1)
+    effects.serving()
+    effects.send("a", "b", "c")
+    assert len(effects.appended) == 4
 
 
 # -- gaps ----------------------------------------------------------------------------------------------------------------------
