@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check check-deploy format bench bench-bridge bench-latency bench-recovery soak slow fuzz coverage mutants docs lock clean compile clean-compiled test-compiled fuzz-compiled
+.PHONY: help setup up demo test test-fast check check-deploy format bench bench-bridge bench-latency bench-recovery soak slow fuzz coverage mutants docs lock clean compile clean-compiled compiled-copy test-compiled fuzz-compiled
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -137,10 +137,16 @@ clean-compiled: ## return to the interpreted modules
 	find src -name '*.so' -delete
 	rm -rf $(COMPILED)
 
-test-compiled: setup ## the unit, property and simulation tests on compiled modules, and pipelines in both directions; needs a C compiler
+# Tests of the engines, and of pipelines in both directions. The other tests see the same engines from further away.
+COMPILED_TESTS = $(addprefix tests/,$(addprefix unit/,core amqp jms journal broker) property simulation \
+	scenarios/test_seed_000.py examples/test_transformed.py)
+
+compiled-copy: setup ## compile a copy of the source for the tests; needs a C compiler
 	@$(MAKE) --no-print-directory LEVEL=1 $(COMPILED)/.built-1
+
+test-compiled: compiled-copy ## the tests of engines and pipelines on compiled modules (COMPILED_TESTS=tests/unit for others)
 	PYTHONPATH=$(CURDIR)/$(COMPILED)/src $(BIN)/pytest -m "not slow" -o pythonpath=. -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		tests/unit tests/property tests/simulation tests/scenarios/test_seed_000.py tests/examples/test_transformed.py $(ARGS)
+		$(COMPILED_TESTS) $(ARGS)
 
 bench: setup ## compare Bascule and Artemis under the same load
 	$(BIN)/python -m bench.run $(ARGS)
