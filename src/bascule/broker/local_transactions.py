@@ -33,7 +33,7 @@ from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 PLANNED_STEPS = 2_000
 #: Acknowledgements among which a repeated one is recognised, the newest of its transaction. A client that repeats an older one can only
 #: roll back. A transaction may have 640,000 acknowledgements, and a client can repeat thousands of them in one frame.
-REPEATED_MAX: Final = 10_000
+REPEATED_MAX = 10_000
 #: Transactions that are rolled back in one turn, and the steps of each, beside those of its messages.
 ROLLED_BACK_AT_ONCE: Final = 20
 ROLLBACK_STEPS: Final = 5
