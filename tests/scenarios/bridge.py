@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -12,11 +14,13 @@ from pathlib import Path
 
 from confluent_kafka import Message
 
+from bascule.embedded.jars import classpath
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.embedded.process import Child
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
+from bascule.pipelines.class_archive import java_options
 from tests.support.journal import SyntheticJournal
+from tests.support.preloaded import PreloadedChild
 from tests.support.spark_processes import daemons, jvms, workers
 from tests.support.speed import SLOWNESS
 from tests.support.system import SELDOM
@@ -47,6 +51,15 @@ def await_end(pids: Iterable[int]) -> None:
     eventually(lambda: not any(map(there, left)), f"the processes {left} to end")
 
 
+def quick_start() -> dict[str, str]:
+    """Return variables with which a Spark job of a user starts as a driver does: with the archive of Spark's classes, and few polls."""
+    jars = os.pathsep.join(map(str, classpath("spark-kafka")))  # the class path of the archive
+    options = ["--driver-class-path", jars, "--driver-java-options", java_options()]
+    for name, value in json.loads(SELDOM).items():
+        options += ["--conf", f"{name}={value}"]
+    return {"PYSPARK_SUBMIT_ARGS": shlex.join([*options, "pyspark-shell"])}
+
+
 class Bridge:
     """A Kafka, a journal that the test writes, and the pipelines process."""
 
@@ -59,16 +72,15 @@ class Bridge:
         self.log = directory / "pipelines.log"
         config = directory / "bascule.toml"
         self.config = config
-        self.child = Child(
-            [sys.executable, "-m", "bascule.cli", "pipelines", "--config", config],
+        self.child = PreloadedChild(
+            "pipelines", "--config", str(config),
             log_file=self.log,
             env={
                 "BASCULE_KAFKA__BOOTSTRAP_SERVERS": servers or self.servers,
                 "BASCULE_PIPELINES__SPARK": SELDOM,
                 "PYTHONPATH": os.pathsep.join((*sys.path, str(directory))),
             },
-            name="pipelines",
-        )
+        )  # fmt: skip
 
     def configure(self, text: str, master: str = "local[2]") -> None:
         head = f'[bridge]\nid = "{self.prefix}"\n[journal]\nprefix = "{self.prefix}"\n[pipelines]\nmaster = "{master}"\n'

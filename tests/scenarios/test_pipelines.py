@@ -25,7 +25,7 @@ from bascule.kafka import clients
 from bascule.pipelines.audit import audit_diverts
 from bascule.pipelines.batches import BAD_AT_ONCE
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
-from tests.scenarios.bridge import START_TIMEOUT_S, Bridge, await_end, eventually
+from tests.scenarios.bridge import START_TIMEOUT_S, Bridge, await_end, eventually, quick_start
 from tests.support.journal import text_message
 from tests.support.speed import SLOWNESS
 from tests.support.system import descendants
@@ -358,7 +358,7 @@ class UsersJob:
         self.child = Child(
             [sys.executable, EXAMPLE, bridge.servers, bridge.directory / "checkpoint"],
             log_file=bridge.directory / "job.log",
-            env={"BASCULE_JOURNAL__PREFIX": bridge.prefix, "BASCULE_BRIDGE__ID": bridge.prefix},
+            env={"BASCULE_JOURNAL__PREFIX": bridge.prefix, "BASCULE_BRIDGE__ID": bridge.prefix, **quick_start()},
             name="job",
         )
         self.reader = bridge.reader(topic)

@@ -1,5 +1,7 @@
 """Processes that are forked from one that has imported everything: the start of a broker takes a sixth of the processor time.
 
+The driver of the pipelines starts without importing PySpark, too.
+
 A forked process runs its program from the beginning, in a process, a session and an environment of its own. Only the imports are shared.
 Each program has a process that forks, from its first use to ``stop``.
 """
@@ -7,6 +9,7 @@ Each program has a process that forks, from its first use to ``stop``.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -50,6 +53,20 @@ COMMAND: Final = Program(
         "bascule.server.reload",
     ),
 )
+#: The same command without the modules that only a broker needs, and with those of a driver.
+PIPELINES: Final = Program(
+    "bascule.cli.main",
+    "main",
+    (
+        "bascule.cli.run",
+        "bascule.config",
+        "bascule.embedded.protection",
+        "bascule.embedded.service_manager",
+        "bascule.pipelines.driver",
+    ),
+)
+#: The program that runs each serving command.
+PROGRAMS: Final = {"broker": COMMAND, "pipelines": PIPELINES}
 #: Variables that the command reads when it runs. Another one may decide about the imports.
 OF_THE_COMMAND: Final = ("BASCULE_", "PYTHONUNBUFFERED")
 MESSAGE_BYTES_MAX: Final = 1 << 17
@@ -157,10 +174,13 @@ class _Parent:
 
 
 class PreloadedChild(Child):
-    """A broker that is forked from the process that has imported everything. ``argv`` says what it runs, but is not executed."""
+    """A serving command that is forked from a process that has imported everything. ``argv`` says what it runs, but is not executed."""
 
-    def __init__(self, *, log_file: Path, env: Mapping[str, str], name: str) -> None:
-        super().__init__([sys.executable, "-m", "bascule.cli", "broker"], log_file=log_file, env=env, name=name)
+    def __init__(self, command: str, *options: str, log_file: Path, env: Mapping[str, str]) -> None:
+        """``command`` is broker or pipelines."""
+        super().__init__([sys.executable, "-m", "bascule.cli", command, *options], log_file=log_file, env=env, name=command)
+        self._program = PROGRAMS[command]
+        self._arguments = ["bascule", command, *options]
         self._more = dict(env)
 
     def start(self, *, keep_open: object = ()) -> None:
@@ -170,7 +190,7 @@ class PreloadedChild(Child):
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as log:
             self._log_start = log.tell()
-        self._process = fork(COMMAND, ["bascule", "broker"], self.log_file, self._more)
+        self._process = fork(self._program, self._arguments, self.log_file, self._more)
 
 
 _lock = threading.Lock()
@@ -268,6 +288,7 @@ def _become(asked: Mapping[str, Any], parent: int) -> None:
     os.chdir(asked["directory"])
     os.environ.clear()
     os.environ.update(asked["environment"])
+    sys.path += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     crash.arm(os.environ.get(crash.ARMED_VARIABLE, ""), os.environ.get(crash.ONCE_VARIABLE, ""))
     sys.argv = asked["arguments"]
 
@@ -281,6 +302,8 @@ def main() -> None:
         try:
             for module in (program.module, *program.imports):
                 importlib.import_module(module)
+            gc.collect()
+            gc.freeze()  # a collection in a forked process would copy all that it examines
             if len(os.listdir("/proc/self/task")) > 1:
                 raise RuntimeError("an import has started a thread, which a forked process would not have")
         except BaseException:

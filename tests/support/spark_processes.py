@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.system import descendants
+from tests.support.system import descendants, family
 
 #: In the command line of a daemon and of the workers that it has forked. The JVM has the name of the module in its settings, too.
 FORKED = "-m bascule.pipelines.worker_daemon "
@@ -16,19 +16,16 @@ def jvms(pid: int) -> list[int]:
 
 def daemons(pid: int) -> list[int]:
     """Return the processes that fork Python workers. A local Spark has one for all resident tasks."""
-    found = _forked(pid)
-    return sorted(found - _below(found))
+    parents = _forked(pid)
+    return sorted(below for below, parent in parents.items() if parent not in parents)
 
 
 def workers(pid: int) -> list[int]:
     """Return the Python workers without their daemons."""
-    found = _forked(pid)
-    return sorted(found & _below(found))
+    parents = _forked(pid)
+    return sorted(below for below, parent in parents.items() if parent in parents)
 
 
-def _forked(pid: int) -> set[int]:
-    return {below for below, command in descendants(pid).items() if FORKED in command}
-
-
-def _below(pids: set[int]) -> set[int]:
-    return {below for pid in pids for below in descendants(pid)}
+def _forked(pid: int) -> dict[int, int]:
+    """Return daemons and workers with their parents."""
+    return {below: found.parent for below, found in family(pid).items() if FORKED in found.command}

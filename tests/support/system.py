@@ -21,8 +21,9 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from bascule.core.defaults import OWNER_TOKEN_FILE
 from bascule.core.errors import InvalidInput, Unavailable
@@ -37,7 +38,7 @@ WAIT_S = 60.0
 #: Interval between two checks of a condition: short at first, and then this share of the time that has passed, up to a maximum.
 POLL_S = 0.02
 POLL_SHARE = 0.05
-POLL_MAX_S = 0.1
+POLL_MAX_S = 0.25
 BROKER = "broker"
 #: Timeout of the admin server, also on a loaded machine.
 ANSWER_S = 30.0 * SLOWNESS
@@ -90,8 +91,8 @@ class Command:
         self._timeout_s = start_timeout_s
         env = {"PYTHONUNBUFFERED": "1", **env}
         self._child = (
-            PreloadedChild(log_file=log_file, env=env, name=name)
-            if name == BROKER and possible(env)
+            PreloadedChild(name, log_file=log_file, env=env)
+            if possible(env)
             else Child([sys.executable, "-m", "bascule.cli", name], log_file=log_file, env=env, name=name)
         )
         self._log_start = 0
@@ -244,7 +245,15 @@ class System:
 
     def queue(self, name: str) -> dict[str, Any] | None:
         """Return the status of a queue, or of a subscription's queue; None if there is none. Raises OSError."""
-        return next((queue for queue in self.status()["queues"] if queue["name"] == name), None)
+        try:
+            found: dict[str, Any] = self.ask("queues", name=name)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == HTTPStatus.NOT_FOUND:
+                    return None
+            # A broker that does not serve tells the status only, which names all queues.
+            return next((queue for queue in self.status()["queues"] if queue["name"] == name), None)
+        return found
 
     def depth(self, name: str) -> int:
         """Return the number of messages in a queue, waiting or with consumers. Raises OSError."""
@@ -279,21 +288,35 @@ def stands_still(task: Path) -> bool:
     return (task / "stat").read_text().rpartition(")")[2].split()[0] in "Tt"
 
 
+class Descendant(NamedTuple):
+    """A process below another one."""
+
+    parent: int
+    command: str
+
+
 def descendants(pid: int) -> dict[int, str]:
     """Return process id and command line of all descendants of a process."""
+    return {below: found.command for below, found in family(pid).items()}
+
+
+def family(pid: int) -> dict[int, Descendant]:
+    """Return all descendants of a process by their process ids."""
     children: dict[int, list[int]] = {}
-    commands: dict[int, str] = {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
-            commands[int(directory.name)] = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except (OSError, IndexError):
-            continue  # the process has just ended
-        children.setdefault(parent, []).append(int(directory.name))
-    found: dict[int, str] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError, IndexError):  # the process has just ended
+            children.setdefault(int(_read(name, "stat").rpartition(b")")[2].split()[1]), []).append(int(name))
+    found: dict[int, Descendant] = {}
     waiting = [pid]
     while waiting:
-        for child in children.get(waiting.pop(), ()):
-            found[child] = commands[child]
-            waiting.append(child)
+        parent = waiting.pop()
+        for child in children.get(parent, ()):
+            with suppress(OSError):
+                found[child] = Descendant(parent, _read(child, "cmdline").replace(b"\0", b" ").decode(errors="replace"))
+                waiting.append(child)
     return found
+
+
+def _read(pid: int | str, name: str) -> bytes:
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()

@@ -12,17 +12,17 @@ import pytest
 from bascule.core.crash import ARMED_VARIABLE
 from bascule.embedded.process import free_port
 from tests.support import preloaded
-from tests.support.preloaded import PreloadedChild, possible
+from tests.support.preloaded import PreloadedChild, Program, fork, possible
 from tests.support.system import wait_for
 
 #: Nothing listens there: the broker waits for Kafka.
 SETTINGS = {"BASCULE_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", "BASCULE_LOG__LEVEL": "info"}
 
 
-def child(directory: Path, more: Mapping[str, str] | None = None) -> PreloadedChild:
+def child(directory: Path, more: Mapping[str, str] | None = None, command: str = "broker") -> PreloadedChild:
     ports = {"BASCULE_BROKER__PORT": str(free_port()), "BASCULE_ADMIN__PORT": str(free_port())}
     env = {**SETTINGS, **ports, "BASCULE_EMBEDDED__DATA_DIR": str(directory / "data"), **(more or {})}
-    return PreloadedChild(log_file=directory / "broker.log", env=env, name="broker")
+    return PreloadedChild(command, log_file=directory / "broker.log", env=env)
 
 
 def running(directory: Path) -> PreloadedChild:
@@ -32,13 +32,23 @@ def running(directory: Path) -> PreloadedChild:
     return broker
 
 
-def test_exit_code_and_output_are_those_of_the_command(tmp_path: Path) -> None:
-    broker = child(tmp_path, {"BASCULE_BROKER__PORT": "none"})
-    broker.start()
-    assert broker.wait(60)
-    assert broker.returncode == 2
-    assert "broker.port" in broker.log_file.read_text()
-    assert not broker.running
+@pytest.mark.parametrize(("command", "setting"), [("broker", "broker.port"), ("pipelines", "pipelines.metrics_port")])
+def test_exit_code_and_output_are_those_of_the_command(tmp_path: Path, command: str, setting: str) -> None:
+    started = child(tmp_path, {f"BASCULE_{setting.upper().replace('.', '__')}": "none"}, command)
+    started.start()
+    assert started.wait(60)
+    assert started.returncode == 2
+    assert setting in started.log_file.read_text()
+    assert not started.running
+
+
+def test_process_finds_modules_in_its_python_path(tmp_path: Path) -> None:
+    (tmp_path / "changes.py").write_text('"""Words that only this module has."""')
+    log_file = tmp_path / "program.log"
+    log_file.touch()
+    process = fork(Program("pydoc", "cli"), ["pydoc", "changes"], log_file, {"PYTHONPATH": str(tmp_path)})
+    assert process.wait(60) == 0
+    assert "Words that only this module has." in log_file.read_text()
 
 
 def test_processes_have_a_session_a_directory_and_signals_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
