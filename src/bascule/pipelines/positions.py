@@ -430,7 +430,7 @@ class Positions:
         reader = self._key_reader
         if reader is None or reader.failed:
             self._forget_keys()
-            seen = self._keys = set()
+            seen = self._keys = set[str]()
             place = self.pipelines.topics.positions, range(POSITION_PARTITIONS)
             reader = TableReader(self.pipelines.kafka, *place, lambda key, _: seen.add(key.decode()), committed=False, shared=self.shared)
             self._key_reader = reader
