@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -40,6 +41,9 @@ from tests.property.broker_model import (
     Model,
     Sent,
 )
+
+#: So many runs leave some 20 MB of garbage.
+COLLECT_RUNS: Final = 100
 
 
 class Run(Model):
@@ -478,5 +482,12 @@ def run(seed: int, kind: type[Run] = Run) -> None:
 
 
 def run_all(seeds: Iterable[int], kind: type[Run] = Run) -> None:
-    for seed in seeds:
-        run(seed, kind)
+    """Do many runs. Their garbage is collected after some of them: the collector would take a fifth of the time."""
+    gc.disable()
+    try:
+        for number, seed in enumerate(seeds, start=1):
+            run(seed, kind)
+            if number % COLLECT_RUNS == 0:
+                gc.collect()
+    finally:
+        gc.enable()

@@ -141,6 +141,10 @@ class Bridge:
         self.journal = SyntheticJournal(kafka.bootstrap, self.pipelines.topics.journal)
         self.positions = Positions(self.pipelines, "")
 
+    def history(self, topic: str) -> TopicHistory:
+        """Return the history of a topic of one partition. It asks for offsets with a client that all histories share."""
+        return TopicHistory(self.pipelines.kafka, topic, 0, admin=self.positions.shared.offsets)
+
     def divert(self, name: str, **more: Any) -> DivertSpec:
         """Return a divert of all messages, into a topic of its own name."""
         return DivertSpec(name, "#", f"{self.pipelines.topics.prefix}.{name}", **more)
@@ -164,7 +168,7 @@ class Bridge:
         trim(self.pipelines.kafka, self.pipelines.topics.journal, {0: before})
 
     def end(self) -> int:
-        return history_of(self.pipelines.kafka, self.pipelines.topics.journal).latest()
+        return self.history(self.pipelines.topics.journal).latest()
 
     @contextmanager
     def running(
@@ -205,7 +209,7 @@ class Bridge:
         topic = f"{self.pipelines.topics.prefix}.{name}"
         if topic not in self.topics.partitions():
             return []
-        history = history_of(self.pipelines.kafka, topic)
+        history = self.history(topic)
         return list(history.records(history.earliest(), history.latest(), committed=True))
 
     def carried(self, name: str) -> list[str]:

@@ -120,24 +120,22 @@ class Kafka:
             promise.fail(KafkaFault("timed-out"))
             return
         again = (self._try, process, what, carry_out, promise, deadline_ms, at)
-        fate = world.random.random()
+        fate, unanswered = world.random.random(), weather.lost + weather.unanswered
         held = weather.held * (self.late_ends if what == "EndTxn" else 1.0)
-        if fate < weather.lost + weather.unanswered + held:
-            promise.unanswered += 1
+        if fate >= unanswered + held:
+            world.after(self._way_ms(), self._arrive, process, what, carry_out, promise, again, at)
+            return
+        promise.unanswered += 1
         if fate < weather.lost:
             world.note("lose request", f"{process.name}, {what}")
-            process.after(REQUEST_MS, *again)
-        elif fate < weather.lost + weather.unanswered:
+        elif fate < unanswered:
             world.note("lose answer", f"{process.name}, {what}")
             world.after(self._way_ms(), self._arrive_silently, carry_out, at)
-            process.after(REQUEST_MS, *again)
-        elif fate < weather.lost + weather.unanswered + held:
+        else:
             held_ms = REQUEST_MS * (0.5 + world.random.random()) + world.random.random() ** 3 * self.held_ms
             world.note("hold up EndTxn" if what == "EndTxn" else "hold up request", f"{process.name}, {what} for {held_ms:.0f} ms")
             world.after(held_ms, self._arrive_silently, carry_out, at)
-            process.after(REQUEST_MS, *again)
-        else:
-            world.after(self._way_ms(), self._arrive, process, what, carry_out, promise, again, at)
+        process.after(REQUEST_MS, *again)
 
     def _way_ms(self) -> float:
         weather, world = self.cluster.weather, self.world

@@ -199,7 +199,8 @@ class World:
 
     def after(self, delay_ms: float, action: Callable[..., None], *arguments: Any) -> None:
         """Do something later."""
-        self.later(delay_ms, None, action, arguments)
+        self._number += 1
+        heappush(self._events, (self.now_ms + delay_ms, self._number, None, action, arguments))
 
     def later(self, delay_ms: float, process: Process | None, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         """Do something later; if it is for a process, as ``Process.do`` says."""

@@ -19,6 +19,11 @@ from tests.support.history import Tally
 class PlantedInbound(Planted):
     """A rule of the adapter, broken."""
 
+    @property
+    def course(self) -> tuple[object, ...]:
+        """See Planted."""
+        return type(self), ARRANGED.get(self.violation)
+
     def run(self, seed: int, *, violated: bool = True) -> Tally:
         """See Planted."""
         run = InboundSimulation(seed, [self.violation] if violated else [])

@@ -17,6 +17,11 @@ from tests.support.history import Tally
 class PlantedBranch(Planted):
     """A rule, broken in the simulation of branches in Kafka."""
 
+    @property
+    def course(self) -> tuple[object, ...]:
+        """See Planted."""
+        return type(self), ARRANGED.get(self.violation)
+
     def run(self, seed: int, *, violated: bool = True) -> Tally:
         """See Planted."""
         arrange = ARRANGED.get(self.violation)

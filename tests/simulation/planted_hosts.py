@@ -20,6 +20,11 @@ from tests.support.history import Tally
 class PlantedHost(Planted):
     """A rule, broken in the simulation of transactions on one host."""
 
+    @property
+    def course(self) -> tuple[object, ...]:
+        """See Planted."""
+        return type(self), ARRANGED.get(self.violation)
+
     def run(self, seed: int, *, violated: bool = True) -> Tally:
         """See Planted."""
         arrange = ARRANGED.get(self.violation)

@@ -41,6 +41,11 @@ class Planted(NamedTuple):
         """Return the name under which the seed is recorded."""
         return f"{type(self.violation).__name__}.{self.violation.name}"
 
+    @property
+    def course(self) -> tuple[object, ...]:
+        """Return what decides about the run of a seed without the fault: rows of one course have the same runs."""
+        return type(self), self.arrange
+
     def run(self, seed: int, *, violated: bool = True) -> Tally:
         """Run a seed with the fault, or without it, and return the verdict."""
         return Simulation(seed, violations=[self.violation] if violated else [], arrange=self.arrange).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import pytest
@@ -9,14 +10,28 @@ import pytest
 from tests.sim.branches import BranchSimulation
 
 #: Number of seeds of one test.
-SEEDS: Final = 200
+SEEDS: Final = 100
+USUAL: Final = range(1, 1 + 4 * SEEDS, SEEDS)
+MORE: Final = range(USUAL.stop, USUAL.stop + 20 * SEEDS, SEEDS)
 
 
-@pytest.mark.parametrize("first", range(1, 1 + 5 * SEEDS, SEEDS))
-def test_messages_and_rows_exist_if_and_only_if_their_transaction_committed(first: int) -> None:
+@cache
+def covered(first: int) -> tuple[frozenset[str], frozenset[str | None]]:
+    """Check the seeds from ``first`` on. Return the troubles that they have seen, and what applications were told."""
+    seen: set[str] = set()
+    told: set[str | None] = set()
     for seed in range(first, first + SEEDS):
-        tally = BranchSimulation(seed).run()
+        run = BranchSimulation(seed)
+        tally = run.run()
         assert not tally.names, f"seed {seed}: {tally}"
+        seen.update(run.world.seen)
+        told.update(work.told for work in run.works.values())
+    return frozenset(seen), frozenset(told)
+
+
+@pytest.mark.parametrize("first", [*USUAL, *(pytest.param(first, marks=pytest.mark.slow) for first in MORE)])
+def test_messages_and_rows_exist_if_and_only_if_their_transaction_committed(first: int) -> None:
+    covered(first)
 
 
 def test_seed_repeats_its_run_of_the_simulated_branches() -> None:
@@ -27,13 +42,7 @@ def test_seed_repeats_its_run_of_the_simulated_branches() -> None:
 
 
 def test_branch_simulation_covers_every_fault_and_outcome() -> None:
-    seen: set[str] = set()
-    told: set[str | None] = set()
-    for seed in range(1, 80):
-        run = BranchSimulation(seed)
-        run.run()
-        seen.update(run.world.seen)
-        told.update(work.told for work in run.works.values())
+    seen, told = covered(1)
     assert {
         "kill manager",
         "stop manager",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import pytest
@@ -9,14 +10,28 @@ import pytest
 from tests.sim.hosts import HostSimulation
 
 #: Number of seeds of one test.
-SEEDS: Final = 50
+SEEDS: Final = 60
+USUAL: Final = range(1, 1 + 3 * SEEDS, SEEDS)
+MORE: Final = range(USUAL.stop, USUAL.stop + 20 * SEEDS, SEEDS)
 
 
-@pytest.mark.parametrize("first", range(1, 1 + 5 * SEEDS, SEEDS))
-def test_rows_are_in_all_databases_if_and_only_if_their_transaction_committed(first: int) -> None:
+@cache
+def covered(first: int) -> tuple[frozenset[str], frozenset[str | None]]:
+    """Check the seeds from ``first`` on. Return the troubles that they have seen, and what applications were told."""
+    seen: set[str] = set()
+    told: set[str | None] = set()
     for seed in range(first, first + SEEDS):
-        tally = HostSimulation(seed).run()
+        run = HostSimulation(seed)
+        tally = run.run()
         assert not tally.names, f"seed {seed}: {tally}"
+        seen.update(run.world.seen)
+        told.update(work.told for work in run.works)
+    return frozenset(seen), frozenset(told)
+
+
+@pytest.mark.parametrize("first", [*USUAL, *(pytest.param(first, marks=pytest.mark.slow) for first in MORE)])
+def test_rows_are_in_all_databases_if_and_only_if_their_transaction_committed(first: int) -> None:
+    covered(first)
 
 
 def test_seed_repeats_its_run_of_the_simulated_hosts() -> None:
@@ -27,13 +42,7 @@ def test_seed_repeats_its_run_of_the_simulated_hosts() -> None:
 
 
 def test_host_simulation_covers_every_fault_and_outcome() -> None:
-    seen: set[str] = set()
-    told: set[str | None] = set()
-    for seed in range(1, 60):
-        run = HostSimulation(seed)
-        run.run()
-        seen.update(run.world.seen)
-        told.update(work.told for work in run.works)
+    seen, told = covered(1)
     assert {
         "kill manager",
         "stop manager",

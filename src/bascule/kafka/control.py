@@ -11,8 +11,9 @@ from bascule.broker.coverage import CoverageMark
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
-from bascule.kafka.appender import Appender, await_stored
+from bascule.kafka.appender import await_stored
 from bascule.kafka.compacted import Stored, TableReader
+from bascule.kafka.shared import SharedClients
 from bascule.writer.control import (
     COVERED_KEY,
     DEFINITION_KEY,
@@ -57,7 +58,7 @@ class ControlTopics:
         self._kafka = kafka
         self._topics = topics
         self._readers: dict[str, TableReader] = {}
-        self._appender = Appender(kafka)
+        self._shared = SharedClients(kafka)
         self._lock = threading.Lock()
         #: Places of jobs that cannot be read, which are logged once.
         self._unreadable: set[str] = set()
@@ -167,7 +168,7 @@ class ControlTopics:
                     self._store(name, None)
 
     def _store(self, key: str, value: bytes | None) -> None:
-        await_stored(self._appender.append(_record(self._topics.control, key, value)))
+        await_stored(self._shared.appender.append(_record(self._topics.control, key, value)))
 
     def ask(self, job: RedriveJob) -> None:
         """Store a job for dead letters, and return when Kafka has stored it. Raises Unavailable."""
@@ -175,13 +176,13 @@ class ControlTopics:
 
     def forget(self, jobs: Iterable[str]) -> None:
         """Delete jobs that are finished. Raises Unavailable."""
-        for future in [self._appender.append(_record(self._topics.control, f"{JOB_KEY}{job}", None)) for job in jobs]:
+        for future in [self._shared.appender.append(_record(self._topics.control, f"{JOB_KEY}{job}", None)) for job in jobs]:
             await_stored(future)
 
     def report(self, reports: Mapping[str, PipelineReport | DriverReport | None]) -> list[Future[int]]:
         """Write reports by key; None deletes. Returns the futures of ``Appender.append``."""
         values = {key: None if report is None else encoded(report) for key, report in reports.items()}
-        return [self._appender.append(_record(self._topics.reports, key, value)) for key, value in values.items()]
+        return [self._shared.appender.append(_record(self._topics.reports, key, value)) for key, value in values.items()]
 
     def close(self) -> None:
         """Free the clients."""
@@ -189,7 +190,7 @@ class ControlTopics:
             for reader in self._readers.values():
                 reader.close()
             self._readers.clear()
-        self._appender.close()
+        self._shared.close()
 
     def _job(self, stored: Stored, place: str) -> RedriveJob | None:
         """Return a job; None if it cannot be read. Nothing else depends on it, so the control of pipelines continues."""
@@ -204,7 +205,7 @@ class ControlTopics:
     def _table(self, topic: str, timeout_s: float, *, decides: bool = False) -> dict[str, Stored]:
         with self._lock:
             if topic not in self._readers:
-                self._readers[topic] = TableReader(self._kafka, topic, [0])
+                self._readers[topic] = TableReader(self._kafka, topic, [0], shared=self._shared)
             reader = self._readers[topic]
         try:
             found = reader.read_behind_barrier(timeout_s) if decides else reader.read(timeout_s)

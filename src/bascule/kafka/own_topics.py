@@ -82,13 +82,14 @@ def ensure(
     replication_factor: int = CLUSTER_DEFAULT,
     min_insync_replicas: int | None = None,
     record_bytes: int = RECORD_BYTES_MAX,
+    topics: Topics | None = None,
 ) -> list[Finding]:
     """Create topics (by name) that do not exist, and check all of them, and ``others`` of one partition if they exist.
 
-    Returns the weak settings. ``min_insync_replicas`` None is the default of the cluster. Raises UnsafeTopic for an unsafe setting,
-    Unavailable, InvalidInput.
+    Returns the weak settings. ``min_insync_replicas`` None is the default of the cluster. ``topics`` is a client to
+    use in place of an own one. Raises UnsafeTopic for an unsafe setting, Unavailable, InvalidInput.
     """
-    topics = Topics(kafka)
+    topics = topics or Topics(kafka)
     there = topics.partitions()
     replicas = {} if min_insync_replicas is None else {"min.insync.replicas": str(min_insync_replicas)}
     for name, topic in wanted.items():

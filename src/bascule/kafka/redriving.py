@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from confluent_kafka import IsolationLevel, TopicPartition
@@ -58,8 +59,11 @@ class RedriveTopics:
     def __init__(self, kafka: Mapping[str, Any], topics: JournalTopics) -> None:
         self._kafka = kafka
         self._topics = topics
-        self._admin = Topics(kafka)
         self._reader: TableReader | None = None
+
+    @cached_property
+    def _admin(self) -> Topics:
+        return Topics(self._kafka)
 
     def table(self, timeout_s: float = READ_TIMEOUT_S, *, decides: bool = False) -> RedriveTable:
         """Return all marks and reports. ``decides``: a former leader must not answer. Raises Unavailable, UnreadableRedrive."""

@@ -76,6 +76,8 @@ class Positions:
         self._claims = Claims(owner)
         self._readers = PositionReaders(pipelines.kafka, pipelines.topics.positions)
         self.shared = self._readers.shared
+        self._key_reader: TableReader | None = None  # a start reads the keys several times, each time from where it was
+        self._keys: set[str] = set()
 
     def prepare_topics(self) -> None:
         """Create the topics of Bascule that the pipelines write. Raises UnsafeTopic if a topic could lose records, such as positions."""
@@ -94,6 +96,7 @@ class Positions:
             {pipelines.topics.journal: TopicRole.OTHERS_LOG},
             replication_factor=pipelines.replication_factor,
             min_insync_replicas=pipelines.min_insync_replicas,
+            topics=self.topics,
         )
         _tell(found)
 
@@ -308,6 +311,7 @@ class Positions:
 
     def close(self) -> None:
         """Free the clients."""
+        self._forget_keys()
         self._readers.close()
 
     def read(self, key: str) -> Position:
@@ -423,12 +427,21 @@ class Positions:
 
     def _seen_keys(self) -> set[str]:
         """Return each key that has, had or may have a position, also in transactions that are open or were rolled back."""
-        seen: set[str] = set()
-        place = self.pipelines.topics.positions, range(POSITION_PARTITIONS)
-        reader = TableReader(self.pipelines.kafka, *place, lambda key, _: seen.add(key.decode()), committed=False, shared=self.shared)
-        with closing(reader):
-            reader.read_behind_barrier()
-        return seen
+        reader = self._key_reader
+        if reader is None or reader.failed:
+            self._forget_keys()
+            seen = self._keys = set[str]()
+            place = self.pipelines.topics.positions, range(POSITION_PARTITIONS)
+            reader = TableReader(self.pipelines.kafka, *place, lambda key, _: seen.add(key.decode()), committed=False, shared=self.shared)
+            self._key_reader = reader
+        reader.read_behind_barrier()
+        reader.rest()
+        return set(self._keys)
+
+    def _forget_keys(self) -> None:
+        if self._key_reader is not None:
+            self._key_reader.close()
+            self._key_reader = None
 
     def current(self, key: str) -> Position | None:
         """Return one position without taking it. Raises PositionLost, Unavailable."""
