@@ -1,0 +1,48 @@
+"""Relations of two patterns, compared with the addresses that the patterns match."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from bascule.core.destination import address_matches
+from bascule.core.pattern_relations import covers, overlaps
+
+#: All patterns of up to three of these words, and all addresses of up to four words, with empty ones.
+PATTERNS = [".".join(words) for count in (1, 2, 3) for words in itertools.product(("a", "b", "*", "#"), repeat=count)]
+ADDRESSES = [".".join(words) for count in (1, 2, 3, 4) for words in itertools.product(("a", "b", "c", ""), repeat=count)]
+MATCHED = {pattern: frozenset(each for each in ADDRESSES if address_matches(pattern, each)) for pattern in PATTERNS}
+
+
+def test_pattern_that_covers_another_matches_all_its_addresses() -> None:
+    wrong = [(one, other) for one in PATTERNS for other in PATTERNS if covers(one, other) and not MATCHED[one] >= MATCHED[other]]
+    assert wrong == []
+
+
+def test_patterns_that_match_the_same_address_overlap() -> None:
+    wrong = [(one, other) for one in PATTERNS for other in PATTERNS if not overlaps(one, other) and MATCHED[one] & MATCHED[other]]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "other", "covered", "overlapping"),
+    [
+        ("#", "news.#", True, True),
+        ("news.#", "#", False, True),
+        ("news.#", "news.#", True, True),
+        ("news.#", "news.*", True, True),
+        ("news.#", "news.*.late", True, True),
+        ("news.*", "news.#", False, True),
+        ("news.uk", "news.*", False, True),
+        ("news.*", "*.uk", False, True),
+        ("news.#.late", "news.uk.#", False, True),
+        ("news.#", "sport.#", False, False),
+        ("news.*", "news.uk.*", False, False),
+        ("news.uk", "news.de", False, False),
+        ("a..b", "a..b", True, True),
+        ("#", "a..#", False, True),
+    ],
+)
+def test_relation_of_two_patterns(pattern: str, other: str, covered: bool, overlapping: bool) -> None:
+    assert (covers(pattern, other), overlaps(pattern, other)) == (covered, overlapping)
