@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import resource
 import shutil
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +168,51 @@ def test_lines_that_could_not_be_written_are_written_later_in_order(tmp_path: Pa
     assert [each["action"] for each in lines(file)] == ["0", "1", "2", "3"]
     events = [record.getMessage().partition(" to=")[0] for record in caplog.records]
     assert events == ["audit cannot be written", "audit is written again"]
+
+
+@pytest.fixture
+def size_limit() -> Iterator[Callable[[int], None]]:
+    """Return a function that limits the size of files, as a full disk does: a line that does not fit is written in part."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size_bytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes or before[0], before[1]))
+
+    yield limit
+    limit(0)
+
+
+def test_full_disk_leaves_no_part_of_a_line_and_no_line_twice(tmp_path: Path, size_limit: Callable[[int], None]) -> None:
+    file = tmp_path / "audit"
+    written = audit_of(AuditSettings(file=file), {})
+    written.record("first", "", who="", peer="")
+    size_limit(file.stat().st_size + 40)
+    for number in range(3):
+        written.record(str(number), "", who="", peer="")
+    for _ in range(20):
+        written.poll()
+    size_limit(0)
+    assert [each["action"] for each in lines(file)] == ["first"]
+    written.poll()
+    written.record("last", "", who="", peer="")
+    written.close()
+    assert [each["action"] for each in lines(file)] == ["first", "0", "1", "2", "last"]
+
+
+def test_line_behind_a_part_that_cannot_be_removed_stands_alone(
+    tmp_path: Path, size_limit: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "audit"
+    written = audit_of(AuditSettings(file=file), {})
+    monkeypatch.setattr(audit.os, "ftruncate", lambda *_: os.open(tmp_path / "missing" / "file", os.O_RDONLY))  # raises OSError
+    size_limit(40)
+    written.record("one", "", who="", peer="")
+    size_limit(0)
+    written.poll()
+    written.close()
+    torn, whole = file.read_text().splitlines()
+    assert len(torn) == 40
+    assert json.loads(whole)["action"] == "one"
 
 
 def test_number_of_waiting_lines_is_limited_and_lost_lines_are_reported(
