@@ -10,6 +10,7 @@ import resource
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.unit.server.broker_process import SOON_S, Broker, called, kafka, serv
 from tests.unit.server.served import Client, Served, run_async
 from tests.unit.server.test_admin import Broker as BrokerStatus
 from tests.unit.server.test_admin import get, served
-from tests.unit.server.test_admin_access import send
+from tests.unit.server.test_admin_access import access_of, basic, send, settings
 
 __all__ = ["kafka"]
 RULES: Any = [
@@ -327,6 +328,25 @@ def test_administration_is_a_line_with_who_what_and_result(tmp_path: Path) -> No
     assert delete["result"] == "InUse: has consumers"
     assert "evil.example" in foreign["result"]
     assert "log in with a token" in refused["result"]
+
+
+def test_refused_request_is_a_line_with_the_name_of_its_sender(tmp_path: Path) -> None:
+    file = tmp_path / "audit"
+    written = audit_of(AuditSettings(file=file), {})
+    access = replace(access_of(settings(tmp_path)), audit=written)
+    senders = {
+        "admin.view_token": "Bearer view-token", "viewer": basic("viewer", "v"), "nobody": basic("nobody", "n"),
+        "guessed": basic("guessed", "x"), "": "Bearer guessed",
+    }  # fmt: skip
+
+    def ask(port: int) -> None:
+        for credentials in senders.values():
+            code, *_ = send(port, "POST", "/queues/purge", {"authorization": credentials}, json.dumps({"name": "q"}))
+            assert code in (401, 403)
+
+    served(BrokerStatus(), ask, access=access)
+    written.close()
+    assert short(file) == [(who, "administration", "POST /queues/purge", False) for who in senders]
 
 
 def test_while_the_audit_fails_the_admin_server_shows_no_content_of_messages(tmp_path: Path) -> None:
