@@ -311,6 +311,29 @@ def test_a_secret_at_the_wrong_place_is_masked_in_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "[pipelines.openlineage]\nurl = 'http://ann:hush@marquez:5000'",
+        "[pipelines.openlineage]\nurl = 'https://hush@marquez'",
+        "[pipelines.openlineage]\nurl = 'marquez://ann:hush@a'",
+        "[broker.oidc]\nissuer = 'https://ann:hush@login.example'",
+    ],
+)
+def test_the_password_in_a_url_is_masked_in_an_error(text: str) -> None:
+    message = error_of(text)
+    assert MASK in message
+    assert "hush" not in message
+
+
+def test_the_password_in_a_url_is_masked_in_the_list_of_settings() -> None:
+    proxy = "[pipelines.spark]\n'spark.executorEnv.HTTPS_PROXY' = 'http://ann:hush@proxy:3128/'\n"
+    file = written(f"{proxy}[[ingress]]\nname = 'in'\ntopics = ['t']\nto = 'queue://orders@eu'")
+    shown = {value.key: value.value for value in load(file).explain()}
+    assert shown['pipelines.spark."spark.executorEnv.HTTPS_PROXY"'] == f"http://{MASK}@proxy:3128/"
+    assert shown['ingress["in"].to'] == "queue://orders@eu"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "[admin]\ntokn = 'hush'",
         "[admin.tls]\nkey_pasword = 'hush'",
         "[broker]\npassword = 'hush'",
