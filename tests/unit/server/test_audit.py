@@ -104,6 +104,23 @@ async def test_messages_are_lines_only_by_choice(kafka: KafkaInMemory, tmp_path:
 
 
 @run_async
+async def test_message_of_a_producer_without_address_is_a_line_with_its_own_address(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    async with serving(kafka, tmp_path / "data", audit={"file": file, "messages": True}, **SETTINGS) as broker:
+
+        def work() -> None:
+            with factory(broker).connect() as context:
+                producer = context.producer()
+                producer.send("x", to=Queue("orders"))
+                with pytest.raises(BasculeError):
+                    producer.send("x", to=Queue("stock"))
+
+        await called(work)
+    found = [(each["on"], each["allowed"], each["result"]) for each in lines(file) if each["action"] == "send"]
+    assert found == [("orders", True, "ok"), ("stock", False, "user 'ann' has no permission 'send' on address 'stock'")]
+
+
+@run_async
 async def test_lines_go_to_a_topic(kafka: KafkaInMemory, tmp_path: Path) -> None:
     kafka.create("audit", 1)
     async with serving(kafka, tmp_path / "data", audit={"topic": "audit"}) as broker:
