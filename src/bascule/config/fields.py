@@ -24,7 +24,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 _DOLLAR = re.compile(r"\$(?:\{([^}]*)\})?")
 _PROPERTY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
-_SECRET_KEY = re.compile(r"password|passphrase|secret|jaas|\.pem$|token|credential|(access|account)\.?key")
+#: The last one is for a variable of OpenTelemetry in ``spark.executorEnv``.
+_SECRET_KEY = re.compile(r"pass(word|phrase|wd)|secret|jaas|\.pem$|token|credential|(access|account|api|private)[._-]?key|_headers$")
 
 
 def is_secret(key: str) -> bool:

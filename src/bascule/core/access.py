@@ -157,6 +157,6 @@ def _of_address(rules: AccessRules, address: str) -> tuple[AccessRule, ...]:
     return rules.deciding(address)
 
 
-@peer_cache(entries=1_000, entry_bytes=16_384)
+@peer_cache(entries=256, entry_bytes=16_384)
 def _of_pattern(rules: AccessRules, pattern: str) -> tuple[AccessRule, ...]:
     return rules.deciding_of_pattern(pattern)

@@ -323,6 +323,19 @@ def test_the_password_in_a_url_is_masked_in_an_error(text: str) -> None:
     assert "hush" not in message
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "spark.hadoop.fs.s3a.access.key", "spark.hadoop.google.cloud.auth.service.account.private.key", "spark.executorEnv.API_KEY",
+        "spark.executorEnv.OTEL_EXPORTER_OTLP_HEADERS", "spark.executorEnv.DB_PASSWD", "spark.ssl.keyPassword",
+        "spark.executorEnv.OPENLINEAGE__TRANSPORT__AUTH__APIKEY", "spark.hadoop.fs.azure.account.key.store",
+    ],
+)  # fmt: skip
+def test_a_setting_of_spark_whose_name_indicates_a_secret_is_masked(key: str) -> None:
+    shown = {value.key: value.value for value in load(written(f"[pipelines.spark]\n'{key}' = 'hush'")).explain()}
+    assert shown[f'pipelines.spark."{key}"'] == MASK
+
+
 def test_the_password_in_a_url_is_masked_in_the_list_of_settings() -> None:
     proxy = "[pipelines.spark]\n'spark.executorEnv.HTTPS_PROXY' = 'http://ann:hush@proxy:3128/'\n"
     file = written(f"{proxy}[[ingress]]\nname = 'in'\ntopics = ['t']\nto = 'queue://orders@eu'")
