@@ -142,8 +142,15 @@ def check_key(value: str, words: tuple[str, ...]) -> str:
     raise ValueError(f"must be {', '.join(words)} or property:NAME")
 
 
+def check_secret(value: str) -> str:
+    """Return a password or token as ``read_secret`` does. Raises ValueError, also for an empty one, which everybody knows."""
+    if not value:
+        raise ValueError("must not be empty; leave the setting out if there is no secret")
+    return read_secret(value)
+
+
 def _secret(value: SecretStr) -> SecretStr:
-    return SecretStr(read_secret(value.get_secret_value()))
+    return SecretStr(check_secret(value.get_secret_value()))
 
 
 Name = Annotated[str, AfterValidator(_name)]

@@ -308,6 +308,13 @@ def test_a_secret_at_the_wrong_place_is_masked_in_an_error(text: str) -> None:
     assert "hush" not in message
 
 
+@pytest.mark.parametrize("setting", ["admin.token", "admin.edit_token", "admin.view_token", "broker.users.ann", "broker.tls.key_password"])
+def test_an_empty_secret_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "must not be empty" in error_of(f"{setting} = ''")
+    monkeypatch.setenv(f"BASCULE_{setting.upper().replace('.', '__')}", "")
+    assert "must not be empty" in error_of("")
+
+
 @pytest.mark.parametrize(
     "text",
     [
