@@ -213,7 +213,7 @@ class AdminAccess:
         except LoginUnavailable:
             raise
         except AuthenticationFailed as error:
-            raise NotLoggedIn(error.description) from None
+            raise refused_to(error.claimed_user, NotLoggedIn(error.description)) from None
         return self._user(identity.user, identity.roles, peer, identity.until_s)
 
     def _user(self, user: str, of_token: frozenset[str], peer: str, until_s: float = math.inf) -> Principal:
