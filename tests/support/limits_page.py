@@ -161,6 +161,10 @@ LIMITS: Final = {
     ),
     "Addresses and selectors": (
         Limit("core.destination", "ADDRESS_MAX", "an address", f"{REFUSES_LINK}{FIELD}", "characters"),
+        Limit(
+            "core.access", "PATTERN_WORDS_MAX", "words of a topic with wildcards, with `[[permission]]`",
+            f"{REFUSES_LINK}`amqp:unauthorized-access`",
+        ),
         Limit("core.defaults", "QUEUES_MAX", "`broker.max_queues`", "the setting is refused"),
         Limit("jms.selector.lexer", "TEXT_MAX", "a selector", f"{REFUSES_LINK}{FIELD}", "characters"),
         Limit("jms.selector.lexer", "TOKENS_MAX", "identifiers, literals and operators of a selector", f"{REFUSES_LINK}{FIELD}"),

@@ -21,6 +21,8 @@ from bascule.core.roles import UserRoles
 #: In a rule: all clients, whatever their roles.
 ANY_ROLE: Final = "*"
 _NO_ROLES: Final[frozenset[str]] = frozenset()
+#: Words of a topic with wildcards that a client may subscribe to: it is compared with each rule, word by word.
+PATTERN_WORDS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,12 @@ class AccessRules:
         return (self._rules[found[-1]],) if found else ()
 
     def deciding_of_pattern(self, pattern: str) -> tuple[AccessRule, ...]:
-        """Return all rules that decide for some address that a pattern matches; nothing if no rule matches all of these addresses."""
+        """Return all rules that decide for some address that a pattern matches; nothing if no rule matches all of these addresses.
+
+        Nobody may use a pattern of more than ``PATTERN_WORDS_MAX`` words.
+        """
+        if pattern.count(".") >= PATTERN_WORDS_MAX:
+            return ()
         widest = max((number for number, rule in enumerate(self._rules) if covers(rule.match, pattern)), default=None)
         if widest is None:
             return ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bascule.core.access import ANY_ROLE, AccessRule, AccessRules
+from bascule.core.access import ANY_ROLE, PATTERN_WORDS_MAX, AccessRule, AccessRules
 from bascule.core.permissions import AllowAll, Permission, Unauthorized
 from bascule.core.roles import UserRoles
 
@@ -150,5 +150,10 @@ def test_subscription_with_wildcards_is_denied_if_no_rule_matches_all_its_addres
     rules.authorize("ann", P.CONSUME, "news.*")
     with pytest.raises(Unauthorized):
         rules.authorize("ann", P.CONSUME, "news.#")
+    long = ".".join(["*"] * (PATTERN_WORDS_MAX + 1))
+    everything = AccessRules([AccessRule("#", {P.CONSUME: frozenset({ANY_ROLE})})], UserRoles({}))
+    everything.authorize("ann", P.CONSUME, long.removeprefix("*."))
+    with pytest.raises(Unauthorized):
+        everything.authorize("ann", P.CONSUME, long)
     reason = "no [[permission]] matches each address of 'news.#', so nobody has any permission on it"
     assert rules.decide("ann", P.CONSUME, "news.#") == (False, None, reason)
