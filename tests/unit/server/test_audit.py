@@ -366,13 +366,30 @@ def test_refused_request_is_a_line_with_the_name_of_its_sender(tmp_path: Path) -
     assert short(file) == [(who, "administration", "POST /queues/purge", False) for who in senders]
 
 
-def test_while_the_audit_fails_the_admin_server_shows_no_content_of_messages(tmp_path: Path) -> None:
-    directory = tmp_path / "audits"
+def failing(directory: Path) -> AuditTrail:
+    """Return an audit that cannot be written, and refuses what it would record."""
     directory.mkdir()
     written = audit_of(AuditSettings(file=directory / "audit", on_failure="refuse"), {})
     shutil.rmtree(directory)
     written.record("one", "", who="", peer="")
     assert written.blocked
+    return written
+
+
+def test_while_the_audit_fails_nobody_logs_in_to_the_console(tmp_path: Path) -> None:
+    access = access_of(settings(tmp_path))
+
+    def login(port: int) -> int:
+        return send(port, "POST", "/console/login", {"authorization": basic("viewer", "v")}, "{}")[0]
+
+    codes: list[int] = []
+    for each in (access, replace(access, audit=failing(tmp_path / "audits"))):
+        served(BrokerStatus(), lambda port: codes.append(login(port)), access=each)
+    assert codes == [200, 503]
+
+
+def test_while_the_audit_fails_the_admin_server_shows_no_content_of_messages(tmp_path: Path) -> None:
+    written = failing(tmp_path / "audits")
     codes: dict[str, int] = {}
 
     def ask(port: int) -> None:
