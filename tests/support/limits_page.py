@@ -107,6 +107,7 @@ LIMITS: Final = {
         Limit("server.key_set", "KEY_WAIT_S", "the time of a login that waits for an unknown key", REFUSED_LOGIN, "s"),
         Limit("amqp.scram", "CLIENT_NONCE_BYTES_MAX", "the nonce of a login by SCRAM", REFUSED_LOGIN, "bytes"),
         Limit("amqp.limits", "SASL_ROUNDS_MAX", "challenges of a login", f"{CLOSES}{RESOURCE}"),
+        Limit("server.usage", "ALLOWANCES_MAX", "users without clients whose allowance of messages a second is kept", "forgets the oldest"),
         Limit("server.login_delays", "FREE_FAILURES", "failed logins of a user from an address", "delays further logins of the pair"),
         Limit("server.login_delays", "ADDRESS_FREE_FAILURES", "failed logins from an address", "delays further logins from there"),
         Limit("server.login_delays", "USER_FREE_FAILURES", "failed logins of a user", "delays further logins of the user"),
