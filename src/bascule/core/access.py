@@ -85,8 +85,13 @@ class AccessRules:
         widest = max((number for number, rule in enumerate(self._rules) if covers(rule.match, pattern)), default=None)
         if widest is None:
             return ()
-        first, *further = self._rules[widest:]
-        return (first, *(rule for rule in further if overlaps(rule.match, pattern)))
+        # The widest rule need not match addresses that begin with a dot, for which only rules with a leading ``#`` can decide.
+        dotted = pattern.startswith("#")
+        others = [
+            rule for number, rule in enumerate(self._rules)
+            if (number > widest or (dotted and number < widest and rule.match.startswith("#."))) and overlaps(rule.match, pattern)
+        ]  # fmt: skip
+        return (self._rules[widest], *others)
 
     def _roles_of(self, user: str, roles: frozenset[str]) -> frozenset[str]:
         own = self._roles.of(user)

@@ -1,7 +1,7 @@
 """Relations of two address patterns: whether one matches all that the other matches, and whether an address can match both.
 
-Both answers are safe for permissions where a pattern has words that ``AddressPattern`` treats in a special way: ``covers`` errs on the side
-of no, and ``overlaps`` on the side of yes. The time of both grows with the number of words of one pattern times that of the other.
+``covers`` rather says no, and ``overlaps`` rather says yes. The time of both grows with the number of words of one pattern times that of
+the other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ _FIRST: Final = "."
 
 
 def covers(pattern: str, other: str) -> bool:
-    """Return True only if ``pattern`` matches each address that ``other`` matches.
+    """Return True only if ``pattern`` matches each address without empty words that ``other`` matches.
+
+    If ``other`` begins with ``#``, it may also match addresses that begin with a dot, some of which ``pattern`` may not match.
 
     >>> covers("news.#", "news.*"), covers("news.*", "news.#")
     (True, False)
