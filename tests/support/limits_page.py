@@ -103,7 +103,7 @@ LIMITS: Final = {
         Limit("server.tokens", "USER_LENGTH_MAX", "the name of a user in a token", REFUSED_LOGIN, "characters"),
         Limit("server.tokens", "TIME_S_MAX", "a time in a token", REFUSED_LOGIN, "s"),
         Limit("server.key_set", "KEY_ID_LENGTH_MAX", "the name of a key in a token", REFUSED_LOGIN, "characters"),
-        Limit("server.logins", "REQUESTS_WAITING_MAX", "requests to the admin server that wait for an unknown key of a token", "answers 503"),
+        Limit("server.logins", "REQUESTS_WAITING_MAX", "requests to the admin server that wait for an unknown key", "answers 503"),
         Limit("server.key_set", "KEY_WAIT_S", "the time of a login that waits for an unknown key", REFUSED_LOGIN, "s"),
         Limit("amqp.scram", "CLIENT_NONCE_BYTES_MAX", "the nonce of a login by SCRAM", REFUSED_LOGIN, "bytes"),
         Limit("amqp.limits", "SASL_ROUNDS_MAX", "challenges of a login", f"{CLOSES}{RESOURCE}"),
