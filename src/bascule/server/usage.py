@@ -96,7 +96,7 @@ class UserUsage:
     """The resources that the clients of one user use."""
 
     def __init__(self, user: str, limits: LimitRules, sending: SendAllowance | None = None) -> None:
-        """``sending`` is the allowance that the user had when its last client left, if that is known."""
+        """Begin without resources. ``sending`` is the allowance that the user had when its last client left, if that is known."""
         self._user = user
         self._limits = limits
         self.connections, self.sessions, self.links, self.transactions = (
