@@ -21,6 +21,7 @@ from tests.scenarios.operating import PAUSED, TIMEOUT_S, Killed
 from tests.scenarios.sparkless import Bridge, Running
 from tests.scenarios.test_definitions import Definer
 from tests.support.crash_points import at_crash_points
+from tests.support.system import wait_for
 
 bridge = test_control.bridge
 topics = test_control.topics
@@ -114,6 +115,18 @@ def test_divert_begins_at_the_lowest_offset_that_a_broker_has_covered(bridge: Br
     with bridge.running() as running:
         definer.follow(running)
         assert definer.carry_all(running) == ["0"]
+
+
+@pytest.mark.on_mock_cluster
+@pytest.mark.parametrize("code", [{"python": "os:system"}, {"select": ["text as value"]}])
+def test_definition_with_code_is_not_followed_whoever_has_written_it(
+    bridge: Bridge, definer: DivertDefiner, caplog: pytest.LogCaptureFixture, code: dict[str, Any]
+) -> None:
+    definer.create(**code)
+    with bridge.running() as running:
+        wait_for(lambda: running.driver.poll() or "cannot be given at run time" in caplog.text, "the refusal")
+        assert NAME not in running.driver.queries
+    assert definer.kept() == []
 
 
 @pytest.mark.on_mock_cluster

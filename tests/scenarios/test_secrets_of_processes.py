@@ -23,7 +23,7 @@ from tests.support.up import Up
 pytestmark = pytest.mark.timeout(600)
 
 #: Each place from which a secret comes. They differ, so that a failure names the kind.
-KINDS = ("file", "environment", "flag", "token", "edit-token", "view-token", "spark")
+KINDS = ("file", "environment", "flag", "token", "edit-token", "view-token", "spark", "lineage")
 SECRETS = {kind: f"{MARK}-{kind}" for kind in KINDS}
 CONFIG = f"""
 [broker.users]
@@ -101,6 +101,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BASCULE_BROKER__USERS", f'{{"bob": "{SECRETS["environment"]}"}}')
         patch.setenv("BASCULE_ADMIN__TOKEN", SECRETS["token"])
+        patch.setenv("OPENLINEAGE__TRANSPORT__AUTH__APIKEY", SECRETS["lineage"])
         patch.setenv("CREDENTIALS_DIRECTORY", str(directory))
         with Up(directory, "--config", config, "--user", f"carl:file:{directory}/carl") as up:
             create(up.kafka, "users.orders", "users.found", "users.in")
@@ -137,8 +138,9 @@ def test_no_secret_is_on_a_command_line(site: Site) -> None:
 def test_only_the_broker_gets_its_secrets_in_the_environment(site: Site) -> None:
     parts = site.processes()
     assert set(parts.values()) == {"kafka", "broker", "pipelines"}
-    holders = {part for pid, part in parts.items() if MARK in _of(pid, "environ")}
-    assert holders <= {"broker"}
+    held = {pid: {kind for kind, secret in SECRETS.items() if secret in _of(pid, "environ")} for pid in parts}
+    assert {parts[pid] for pid, kinds in held.items() if kinds - {"lineage"}} <= {"broker"}
+    assert {pid for pid, kinds in held.items() if "lineage" in kinds} <= {site.up.pids["pipelines"]}
 
 
 def test_kafka_and_spark_get_no_settings_at_all(site: Site) -> None:

@@ -103,9 +103,11 @@ LIMITS: Final = {
         Limit("server.tokens", "USER_LENGTH_MAX", "the name of a user in a token", REFUSED_LOGIN, "characters"),
         Limit("server.tokens", "TIME_S_MAX", "a time in a token", REFUSED_LOGIN, "s"),
         Limit("server.key_set", "KEY_ID_LENGTH_MAX", "the name of a key in a token", REFUSED_LOGIN, "characters"),
+        Limit("server.logins", "REQUESTS_WAITING_MAX", "requests to the admin server that wait for an unknown key", "answers 503"),
         Limit("server.key_set", "KEY_WAIT_S", "the time of a login that waits for an unknown key", REFUSED_LOGIN, "s"),
         Limit("amqp.scram", "CLIENT_NONCE_BYTES_MAX", "the nonce of a login by SCRAM", REFUSED_LOGIN, "bytes"),
         Limit("amqp.limits", "SASL_ROUNDS_MAX", "challenges of a login", f"{CLOSES}{RESOURCE}"),
+        Limit("server.usage", "ALLOWANCES_MAX", "users without clients whose allowance of messages a second is kept", "forgets the oldest"),
         Limit("server.login_delays", "FREE_FAILURES", "failed logins of a user from an address", "delays further logins of the pair"),
         Limit("server.login_delays", "ADDRESS_FREE_FAILURES", "failed logins from an address", "delays further logins from there"),
         Limit("server.login_delays", "USER_FREE_FAILURES", "failed logins of a user", "delays further logins of the user"),
@@ -160,6 +162,10 @@ LIMITS: Final = {
     ),
     "Addresses and selectors": (
         Limit("core.destination", "ADDRESS_MAX", "an address", f"{REFUSES_LINK}{FIELD}", "characters"),
+        Limit(
+            "core.access", "PATTERN_WORDS_MAX", "words of a topic with wildcards, with `[[permission]]`",
+            f"{REFUSES_LINK}`amqp:unauthorized-access`",
+        ),
         Limit("core.defaults", "QUEUES_MAX", "`broker.max_queues`", "the setting is refused"),
         Limit("jms.selector.lexer", "TEXT_MAX", "a selector", f"{REFUSES_LINK}{FIELD}", "characters"),
         Limit("jms.selector.lexer", "TOKENS_MAX", "identifiers, literals and operators of a selector", f"{REFUSES_LINK}{FIELD}"),

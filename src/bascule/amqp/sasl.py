@@ -36,6 +36,7 @@ class AuthenticationFailed(AmqpError):
 
     def __init__(self, description: str) -> None:
         super().__init__(self.condition, description)
+        self.claimed_user = ""  # the name that the peer has given, if the one who raises the error knows it
 
 
 @dataclass(frozen=True, slots=True)

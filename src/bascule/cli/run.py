@@ -21,7 +21,7 @@ from bascule.cli.log import LogFormatOption, LogLevelOption
 from bascule.cli.log_reload import LogReload
 from bascule.cli.login import configured_user
 from bascule.cli.output import line
-from bascule.core.environment import NOTHING, PIPELINES_NEED, inherited
+from bascule.core.environment import PIPELINES_NEED, inherited, is_of_lineage, is_setting
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.extras import require
 from bascule.core.log import configure, get_log
@@ -194,7 +194,7 @@ def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, l
     configuration = read()
     configure(configuration.settings.log.values)
     settings = with_own_access(configuration.settings, REMEDY)
-    for name in os.environ.keys() - inherited(os.environ, NOTHING).keys():
+    for name in list(filter(is_setting, os.environ)):
         del os.environ[name]  # Spark and transformations would inherit them
     from bascule.embedded.service_manager import ServiceManager
     from bascule.pipelines.driver import run
@@ -290,7 +290,9 @@ def _parts(configuration: Configuration, directory: Path, ports: dict[str, int])
         parts.append(KafkaPart(_embedded_kafka(settings, directory, ports)))
     names = ("broker", "pipelines") if settings.pipelines.enabled else ("broker",)
     for name in names:
-        given, added = (dict(os.environ), env) if name == "broker" else (inherited(each, PIPELINES_NEED) for each in (os.environ, env))
+        given, added = (inherited(each, PIPELINES_NEED) for each in (os.environ, env))
+        if name == "broker":
+            given, added = {each: value for each, value in os.environ.items() if not is_of_lineage(each)}, env
         command = [sys.executable, "-m", "bascule.cli", name]
         parts.append(CommandPart(name, command, log_file=logs / f"{name}.log", inherited=given, env=added))
     return parts

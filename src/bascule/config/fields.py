@@ -24,7 +24,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 _DOLLAR = re.compile(r"\$(?:\{([^}]*)\})?")
 _PROPERTY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
-_SECRET_KEY = re.compile(r"password|passphrase|secret|jaas|\.pem$|token|credential|(access|account)\.?key")
+#: The last one is for a variable of OpenTelemetry in ``spark.executorEnv``.
+_SECRET_KEY = re.compile(r"pass(word|phrase|wd)|secret|jaas|\.pem$|token|credential|(access|account|api|private)[._-]?key|_headers$")
 
 
 def is_secret(key: str) -> bool:
@@ -141,8 +142,15 @@ def check_key(value: str, words: tuple[str, ...]) -> str:
     raise ValueError(f"must be {', '.join(words)} or property:NAME")
 
 
+def check_secret(value: str) -> str:
+    """Return a password or token as ``read_secret`` does. Raises ValueError, also for an empty one, which everybody knows."""
+    if not value:
+        raise ValueError("must not be empty; leave the setting out if there is no secret")
+    return read_secret(value)
+
+
 def _secret(value: SecretStr) -> SecretStr:
-    return SecretStr(read_secret(value.get_secret_value()))
+    return SecretStr(check_secret(value.get_secret_value()))
 
 
 Name = Annotated[str, AfterValidator(_name)]

@@ -20,7 +20,7 @@ from bascule.config.lines import Path, key_lines, line_of
 from bascule.config.settings import Settings
 from bascule.core.environment import ENVIRONMENT_PREFIX, Needs, needed
 from bascule.core.errors import InvalidInput, Scope
-from bascule.core.masking import MASK
+from bascule.core.masking import MASK, without_login
 
 #: Environment variable with the path of the file, used without the flag.
 FILE_VARIABLE = "BASCULE_CONFIG"
@@ -302,6 +302,8 @@ def _shown(path: Path, tree: object) -> str:
         return ""
     if _secret(path):
         return f" = {MASK}"
+    if isinstance(value, str):
+        value = without_login(value)
     text = json.dumps(value, default=str, ensure_ascii=False)
     return f" = {text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + '...'}"
 
@@ -346,8 +348,10 @@ def _leaves(settings: Settings) -> Iterator[tuple[Path, Any]]:
 
 
 def shown_value(path: Path, value: object) -> Any:
-    """Return the value of a setting, or a mask if it is a secret."""
-    return MASK if isinstance(value, SecretStr) or _secret(path) else value
+    """Return the value of a setting, or a mask if it is a secret. A URL is shown without its user and password."""
+    if isinstance(value, SecretStr) or _secret(path):
+        return MASK
+    return without_login(value) if isinstance(value, str) else value
 
 
 def leaves(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from bascule.config.fields import Section
 from bascule.config.reload_effect import AtRestart
+from bascule.core.masking import mask_url
 
 
 class OpenLineage(Section):
@@ -39,7 +40,7 @@ class OpenLineage(Section):
             return None
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is not a URL; write http://HOST:PORT or https://HOST:PORT")
+            raise ValueError(f"{mask_url(url)!r} is not a URL; write http://HOST:PORT or https://HOST:PORT")
         if "@" in parts.netloc:
             raise ValueError("a URL with a password is shown in logs; use the variables OPENLINEAGE__TRANSPORT__AUTH__... instead")
         return url

@@ -11,6 +11,12 @@ PASSWORD_VARIABLE: Final = "BASCULE_PASSWORD"
 #: The directory in which systemd gives a service its credentials.
 CREDENTIALS_VARIABLE: Final = "CREDENTIALS_DIRECTORY"
 
+#: Begin of the variables of the client of OpenLineage, one of which may have a key of the receiver.
+_LINEAGE_PREFIX: Final = "OPENLINEAGE_"
+#: Begin and end of the variables of OpenTelemetry in which a collector's password may be.
+_TRACING_PREFIX: Final = "OTEL_"
+_TRACING_SUFFIX: Final = "_HEADERS"
+
 #: Sections, and the keys that a process needs of each; None = all keys.
 Needs = Mapping[str, frozenset[str] | None]
 
@@ -33,9 +39,25 @@ NOTHING: Final[Needs] = {}
 
 
 def inherited(environment: Mapping[str, str], needs: Needs) -> dict[str, str]:
-    """Return the environment for a child process that needs these settings: without all others, and without passwords of commands."""
-    credentials = {CREDENTIALS_VARIABLE} if needs else set()
-    return {name: value for name, value in environment.items() if not _sets(name) or name in credentials or _needed(name, needs)}
+    """Return the environment for a child process that needs these settings: without all others, and without passwords of commands.
+
+    Only the pipelines get the variables of OpenLineage, and only processes of Bascule the headers of OpenTelemetry.
+    """
+    return {name: value for name, value in environment.items() if _passes(name, needs)}
+
+
+def _passes(name: str, needs: Needs) -> bool:
+    if is_of_lineage(name):
+        return "pipelines" in needs
+    upper = name.upper()
+    if name == CREDENTIALS_VARIABLE or (upper.startswith(_TRACING_PREFIX) and upper.endswith(_TRACING_SUFFIX)):
+        return bool(needs)
+    return not is_setting(name) or _needed(name, needs)
+
+
+def is_of_lineage(name: str) -> bool:
+    """Return whether a variable is for the client of OpenLineage."""
+    return name.upper().startswith(_LINEAGE_PREFIX)
 
 
 def needed(values: Mapping[str, object], needs: Needs) -> dict[str, object]:
@@ -50,7 +72,7 @@ def needed(values: Mapping[str, object], needs: Needs) -> dict[str, object]:
     return {section: value for section, value in found.items() if section in needs}
 
 
-def _sets(name: str) -> bool:
+def is_setting(name: str) -> bool:
     """Return whether a variable is a setting, ``BASCULE_SECTION__KEY``, or leads to secrets. Others say where programs and files are."""
     upper = name.upper()
     return (upper.startswith(ENVIRONMENT_PREFIX) and "__" in upper) or upper in (PASSWORD_VARIABLE, CREDENTIALS_VARIABLE)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 #: What is shown instead of a secret.
 MASK: Final = "********"
+_ADDRESSES: Final = ("queue://", "topic://")
 _PASSWORD_OPTION: Final = re.compile(r"(password=)[^&)\s]*", re.IGNORECASE)
 
 
@@ -20,6 +21,12 @@ def mask_url(text: str) -> str:
     place = r"//.*@" if "//" in text else r"[^\s'\"]*@"
     masked = re.sub(place, f"//{MASK}@" if "//" in text else f"{MASK}@", text, flags=re.DOTALL)
     return _PASSWORD_OPTION.sub(rf"\1{MASK}", masked)
+
+
+def without_login(text: str) -> str:
+    """Return the text of a setting. If it has a URL with a user or a password, these are masked; a JMS address has none."""
+    _, _, rest = text.partition("//")
+    return mask_url(text) if "@" in rest and not text.startswith(_ADDRESSES) else text
 
 
 class PropertyMask:

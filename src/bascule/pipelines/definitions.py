@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pyspark.errors import PySparkException
 
 from bascule.broker.coverage import CoverageMark
+from bascule.config.defined import refused
 from bascule.config.pipeline import Divert, Ingress
 from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.core.log import get_log
@@ -141,6 +142,9 @@ class DefinedPipelines:
                 f"a divert {name!r} has left the configuration file, and messages that it took exclusively may not be carried yet."
                 " Choose another name, or restart the pipelines when they are"
             )
+        # The broker has checked this, too, but code runs in this process.
+        if wrong := [key for key in refused(kind) if settings.get(key)]:
+            raise UnusableDefinition(f"the definition of {pipeline} cannot be used: {wrong[0]!r} cannot be given at run time. Change it")
         try:
             one = _KINDS[kind].model_validate({**settings, "name": name})
         except ValidationError as error:

@@ -5,12 +5,14 @@ Needs the extra ``openlineage``, if a receiver is configured.
 
 from __future__ import annotations
 
+import os
 import queue
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from bascule.core.environment import is_of_lineage
 from bascule.core.extras import require
 from bascule.core.log import get_log
 from bascule.pipelines.lineage_runs import LineageEvent, LineageRuns
@@ -141,7 +143,10 @@ class PipelineLineage:
 
 @contextmanager
 def lineage_of(settings: OpenLineage, bridge_id: str, bootstrap_servers: str) -> Iterator[PipelineLineage | None]:
-    """Yield the lineage of a driver; None without a receiver, or if its client cannot begin, which stops no pipeline."""
+    """Yield the lineage of a driver; None without a receiver, or if its client cannot begin, which stops no pipeline.
+
+    The variables of the client leave the environment: it has read them, and transformations would inherit a key of the receiver.
+    """
     lineage = None
     if settings.url is not None:
         try:
@@ -150,6 +155,8 @@ def lineage_of(settings: OpenLineage, bridge_id: str, bootstrap_servers: str) ->
             log.error("lineage events are off", reason=error)
         else:
             log.info("lineage events are on", url=settings.url)
+    for name in list(filter(is_of_lineage, os.environ)):
+        del os.environ[name]
     try:
         yield lineage
     finally:

@@ -56,6 +56,8 @@ _QUICK_START = "-XX:TieredStopAtLevel=1"
 #: For the JVM that assembles the command line of Spark's JVM, and ends.
 _LAUNCHER_OPTIONS = f"{_QUICK_START} -XX:+UseSerialGC"
 _LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+#: The ports of Spark accept serialized objects of Java: other users of the machine must not connect to them. Spark makes the secret.
+_LOCAL_LOGIN = {"spark.authenticate": "true"}
 #: They take values of NumPy only, so it does not matter which other converters are asked before them.
 _NUMPY_CONVERTERS = [each for each in INPUT_CONVERTER if isinstance(each, NumpyArrayConverter | NumpyScalarConverter)]
 #: A new batch waits for an idle fetch that is in progress. With Kafka's default of 500 ms, each batch would take that long.
@@ -161,6 +163,7 @@ def session_settings(pipelines: PipelinesSpec, jars: Sequence[str], java: str) -
     )
     local = _local_cores(pipelines)
     if local is not None:
+        where |= _LOCAL_LOGIN
         # Without it, Spark would split a small static table of a transformation into as many parts as there are slots.
         where["spark.default.parallelism"] = str(local)
     settings = {**_SETTINGS, **where, **pipelines.spark}

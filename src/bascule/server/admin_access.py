@@ -10,7 +10,7 @@ import ipaddress
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -53,15 +53,17 @@ ROLE_PERMISSIONS: Final[Mapping[AdminRole, frozenset[Permission]]] = {
 
 
 class NotLoggedIn(InvalidInput):
-    """The request has no valid credentials."""
+    """The request has no valid credentials. ``who`` is the user that it names, for the audit."""
 
+    who = ""
     condition = "amqp:unauthorized-access"
     http_status = 401
 
 
 class NotAdministrator(InvalidInput):
-    """The request comes from somebody without the necessary role."""
+    """The request comes from somebody without the necessary role: ``who``, if that is known."""
 
+    who = ""
     condition = "amqp:unauthorized-access"
     http_status = 403
 
@@ -70,6 +72,15 @@ class ForeignHost(InvalidInput):
     """The Host header names another server: the name of an attacker may point to this machine."""
 
     http_status = 421
+
+
+RefusedRequest = TypeVar("RefusedRequest", NotLoggedIn, NotAdministrator)
+
+
+def refused_to(who: str, error: RefusedRequest) -> RefusedRequest:
+    """Return an error that says who has sent the request."""
+    error.who = who
+    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +103,8 @@ class Principal:
     def check_role(self, role: AdminRole) -> None:
         """Raise NotAdministrator for a lower role."""
         if self.role < role:
-            raise NotAdministrator(f"{self.name} has the role {self.role.word}; this request needs {role.word}")
+            error = NotAdministrator(f"{self.name} has the role {self.role.word}; this request needs {role.word}")
+            raise refused_to(self.name, error)
 
     def authorize(self, permission: Permission, address: str) -> None:
         """Raise Unauthorized if the role lacks the permission."""
@@ -192,7 +204,7 @@ class AdminAccess:
             raise NotLoggedIn("the credentials are not base64 of USER:PASSWORD in UTF-8") from None
         checked = self.password_of(user)  # it may change during the check
         if not colon or not await self.check(user, password, host):
-            raise NotLoggedIn("unknown user or wrong password")
+            raise refused_to(user, NotLoggedIn("unknown user or wrong password"))
         return replace(self._user(user, frozenset(), peer), password=checked)
 
     async def _of_provider(self, identify: Callable[[str, str], Awaitable[TokenIdentity]], token: str, host: str, peer: str) -> Principal:
@@ -201,19 +213,20 @@ class AdminAccess:
         except LoginUnavailable:
             raise
         except AuthenticationFailed as error:
-            raise NotLoggedIn(error.description) from None
+            raise refused_to(error.claimed_user, NotLoggedIn(error.description)) from None
         return self._user(identity.user, identity.roles, peer, identity.until_s)
 
     def _user(self, user: str, of_token: frozenset[str], peer: str, until_s: float = math.inf) -> Principal:
         role = self.role_of(user, of_token)
         if role is None:
-            raise NotAdministrator(f"user {user!r:.60} has no role for the admin server; see admin.view, admin.edit and admin.manage")
+            error = NotAdministrator(f"user {user!r:.60} has no role for the admin server; see admin.view, admin.edit and admin.manage")
+            raise refused_to(user, error)
         return Principal(user, role, peer, is_user=True, of_token=of_token, until_s=until_s, password=self.password_of(user))
 
-    def refused(self, scope: Scope, error: InvalidInput, who: str = "") -> None:
+    def refused(self, scope: Scope, error: InvalidInput) -> None:
         """Record a refused request."""
         path = f"{scope['method']} {scope['path']}"
-        self.audit.record("administration", path, who=who, peer=peer_of(scope), allowed=False, result=str(error))
+        self.audit.record("administration", path, who=getattr(error, "who", ""), peer=peer_of(scope), allowed=False, result=str(error))
 
     def check_origin(self, headers: Headers, scheme: str, *, linked: bool = False) -> None:
         """Check that no web page of another site has caused the request. Raises ForeignHost, NotAdministrator.

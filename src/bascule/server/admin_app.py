@@ -35,10 +35,12 @@ def routes_of(pages: Iterable[AdminPage], guarded: Callable[[AdminPage], Page]) 
     by_path: dict[str, dict[str, Page]] = {}
     for page in pages:
         by_path.setdefault(page.path, {})[page.method] = guarded(page)
-    return [Route(path, partial(_by_method, answers), methods=list(answers)) for path, answers in by_path.items()]
+    return [Route(path, partial(_by_method, path, answers), methods=list(answers)) for path, answers in by_path.items()]
 
 
-async def _by_method(answers: dict[str, Page], request: Request) -> Response:
+async def _by_method(path: str, answers: dict[str, Page], request: Request) -> Response:
+    if not request.path_params and request.scope["path"] != path:
+        raise HTTPException(404)  # with a line break at its end, which the pattern of a route ignores
     return await answers["GET" if request.method == "HEAD" else request.method](request)
 
 

@@ -7,6 +7,7 @@ turn of the event loop.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -138,11 +139,12 @@ class AdminConnection(H11Protocol):
         """Send nothing more. Closing a connection with unread data would reset it, and the peer might lose the answer."""
         self._ignoring = True
         self._unparsed.clear()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-            self.transport.resume_reading()
-        else:
-            self.transport.close()
+        with suppress(OSError):  # the peer has already reset the connection
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+                self.transport.resume_reading()
+                return
+        self.transport.close()
 
     def pause_writing(self) -> None:
         """Handle a peer that does not read its answer."""

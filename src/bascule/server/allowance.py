@@ -29,6 +29,11 @@ class SendAllowance:
         self._serving = False  # it is the turn of a producer that has waited
         self._timer: asyncio.Handle | None = None
 
+    @property
+    def limited(self) -> bool:
+        """Return whether there is a limit."""
+        return bool(self._per_s)
+
     def take(self, wanted: int) -> int:
         """Take credit for at most ``wanted`` messages. Return 0 if there is none now, or if it is the turn of others."""
         if not self._per_s:

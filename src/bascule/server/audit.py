@@ -6,16 +6,14 @@ A line that cannot be written is kept and retried, in order, up to a limit. Noth
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from logging.handlers import WatchedFileHandler
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from bascule.config.audit import Audit as AuditSettings
 from bascule.core.errors import InvalidInput, Unavailable
@@ -63,32 +61,26 @@ class Sink(Protocol):
         """Finish."""
 
 
-def _opened(path: str) -> IO[str]:
-    return open(path, "a", encoding="utf-8", opener=partial(os.open, mode=FILE_MODE))
-
-
-class _Lines(WatchedFileHandler):
-    """Appends lines to a file. Reopens the file if it was moved or deleted, as log rotation does."""
-
-    def _open(self) -> IO[str]:  # type: ignore[override]
-        return _opened(self.baseFilename)
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the name in the standard library
-        """Raise the error that is being handled."""
-        raise
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
 
 class FileSink:
-    """A file. The broker passes each line to the operating system at once, and does not wait for the disk."""
+    """A file. The broker passes each line to the operating system at once, and does not wait for the disk.
+
+    The file is opened again if it was moved or deleted, as log rotation does. Of a line that does not fit on a full disk, nothing stays.
+    """
 
     def __init__(self, path: Path, done: Done) -> None:
         self.name = str(path)
+        self._path = path
         self._done = done
-        self._lines = _Lines(path, encoding="utf-8", delay=True)
+        self._file: int | None = None
+        self._torn = False  # the file ends with a part of a line
 
     def write(self, line: str) -> None:
         """Append a line."""
-        self._lines.emit(logging.LogRecord("audit", logging.INFO, "", 0, line, None, None))
+        self._append(self._current(), line.encode() + b"\n")
         self._done(line, None)
 
     def poll(self) -> None:
@@ -96,7 +88,41 @@ class FileSink:
 
     def close(self) -> None:
         """Close the file."""
-        self._lines.close()
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def _current(self) -> int:
+        """Return the descriptor of the file that has the name now. Raises OSError."""
+        if self._file is not None and not self._is_current(self._file):
+            self.close()
+        if self._file is None:
+            self._file, self._torn = _opened(self._path), False
+        return self._file
+
+    def _is_current(self, file: int) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(file))
+        except FileNotFoundError:
+            return False
+
+    def _append(self, file: int, data: bytes) -> None:
+        whole = rest = memoryview(b"\n" + data if self._torn else data)
+        begin = os.fstat(file).st_size
+        try:
+            while rest:
+                rest = rest[os.write(file, rest) :]
+        except OSError:
+            if len(rest) < len(whole):
+                self._cut(file, begin)
+            raise
+        self._torn = False
+
+    def _cut(self, file: int, size: int) -> None:
+        try:
+            os.ftruncate(file, size)
+        except OSError:  # a pipe, or a file that may only grow
+            self._torn = True
 
 
 class _Output:
@@ -249,6 +275,6 @@ def check_audit_file(settings: AuditSettings) -> None:
     """Check that the file can be written. Raises InvalidInput."""
     if settings.file is not None:
         try:
-            _opened(str(settings.file)).close()
+            os.close(_opened(settings.file))
         except OSError as error:
             raise InvalidInput(f"audit.file {str(settings.file)!r} cannot be written: {error.strerror}") from None

@@ -168,7 +168,7 @@ class Client:
         self._usage, self.sending = usage, usage.sending
         self.engine = self._server.engine
         self.opened_s = time.monotonic()
-        self.history = self._server.interruptions.opened(self.container, properties)
+        self.history = self._server.interruptions.opened(self.user, self.container, properties)
         self._record("login", self.container, mechanism=self.mechanism)
 
     def refused(self, error: AmqpError) -> None:
@@ -480,7 +480,7 @@ class Client:
     def interrupted(self) -> None:
         """Note that the connection ends without a request of the client."""
         if self.history is not None and not self.ended:
-            self._server.interruptions.lost(self.container, self.history)
+            self._server.interruptions.lost(self.user, self.container, self.history)
 
     def close_for_reset(self, waiting: frozenset[str]) -> None:
         """Close the connection of a client that no longer tracks its messages (bascule.server.connection_reset), so that it reconnects.
@@ -493,5 +493,5 @@ class Client:
         _log.info("connection reset", peer=self.peer, container=self.container, reason=CONNECTION_RESET)
         unheard = history.waited - {link.name for link in self.links}
         self._wire.close(CONNECTION_RESET)
-        self._server.interruptions.lost(self.container, history, waiting | unheard)
+        self._server.interruptions.lost(self.user, self.container, history, waiting | unheard)
         self._wire.later(self._server.dispatch)  # other clients may get the messages that this client held

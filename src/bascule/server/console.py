@@ -76,9 +76,10 @@ class Console:
         return JSONResponse(_shown(session))
 
     async def login(self, request: Request) -> Response:
-        """Begin a session in place of the one that the browser may have. Raises NotLoggedIn, NotAdministrator."""
+        """Begin a session in place of the one that the browser may have. Raises NotLoggedIn, NotAdministrator, AuditUnavailable."""
         if not self._access.restricted:
             return await self.session(request)
+        self._access.audit.check()
         principal = await self._access.admit(request, AdminRole.VIEW)
         self._sessions.end(request)
         session, secret = self._sessions.open(principal)

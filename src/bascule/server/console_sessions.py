@@ -18,7 +18,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bascule.server.admin_access import AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, peer_of
+from bascule.server.admin_access import AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, peer_of, refused_to
 
 #: A session ends after this time without a request, and after this time in any case: a working day.
 IDLE_S: Final = 30 * 60.0
@@ -69,9 +69,8 @@ class ConsoleSessions:
     def check_csrf(self, request: Request, session: ConsoleSession) -> None:
         """Check that the console sends a request, and not another page by means of the cookie. Raises NotAdministrator."""
         if not hmac.compare_digest(request.headers.get(CSRF_HEADER, "").encode(), session.csrf.encode()):
-            raise NotAdministrator(
-                f"the request has a cookie of the console, so it needs the header {CSRF_HEADER} with the session's token"
-            )
+            needs = f"the request has a cookie of the console, so it needs the header {CSRF_HEADER} with the session's token"
+            raise refused_to(session.principal.name, NotAdministrator(needs))
 
     def open(self, principal: Principal) -> tuple[ConsoleSession, str]:
         """Begin a session. Return it and the secret for its cookie."""

@@ -41,29 +41,29 @@ class Interruptions:
         """Begin without lost clients. ``clock_s`` returns seconds."""
         self._clock_s = clock_s
         self._serves_since_s = clock_s()
-        self._lost: dict[str, ConnectionHistory] = {}
+        self._lost: dict[tuple[str, str], ConnectionHistory] = {}  # by user and client id: another user is another client
 
     def serving(self) -> None:
         """Note that the broker begins to serve."""
         self._serves_since_s = self._clock_s()
 
-    def lost(self, container: str, history: ConnectionHistory, waited: frozenset[str] | None = None) -> None:
+    def lost(self, user: str, container: str, history: ConnectionHistory, waited: frozenset[str] | None = None) -> None:
         """Note that a connection with this history has ended without a request of its client. ``waited`` is not None if it was reset."""
         told = ConnectionHistory(self._clock_s())
         if waited is not None:
             since_s = told.interrupted_s if history.interrupted_s is None else history.interrupted_s
             told = ConnectionHistory(since_s, waited, history.resets + 1)
-        self._lost.pop(container, None)
-        self._lost[container] = told
+        self._lost.pop((user, container), None)
+        self._lost[user, container] = told
         if len(self._lost) > REMEMBERED_MAX:
             del self._lost[next(iter(self._lost))]
 
-    def opened(self, container: str, properties: Mapping[Any, Any] | None) -> ConnectionHistory | None:
+    def opened(self, user: str, container: str, properties: Mapping[Any, Any] | None) -> ConnectionHistory | None:
         """Return the history of a client that opens a connection; None if the client is not Qpid JMS."""
         if (properties or {}).get("product") != PRODUCT:
             return None
         now_s = self._clock_s()
-        history = self._lost.pop(container, None)
+        history = self._lost.pop((user, container), None)
         if history is not None and history.interrupted_s is not None and now_s - history.interrupted_s < REMEMBERED_S:
             return history
         return ConnectionHistory(now_s if now_s - self._serves_since_s < RETURN_S else None)

@@ -22,6 +22,7 @@ from bascule.amqp.sasl import (
     AnonymousServer,
     AuthenticationFailed,
     ExternalServer,
+    LoginUnavailable,
     PlainServer,
     QuickCheck,
     ServerMechanism,
@@ -41,6 +42,8 @@ NONCE_BYTES = 18
 #: Passwords checked at once. A check takes milliseconds of processor time, or more if hashes have many iterations, and any peer can cause
 #: one. The other processors stay free for clients that are logged in.
 CHECKS_AT_ONCE: Final = 1
+#: Requests to the admin server that wait for an unknown key of a token. Each holds a connection for seconds, and anybody can send one.
+REQUESTS_WAITING_MAX: Final = 16
 #: Characters of a claimed user name in a log line.
 USER_SHOWN_MAX: Final = 60
 
@@ -53,6 +56,7 @@ class LoginChecks:
     def __init__(self, tokens: TokenLogins | None = None) -> None:
         self.failed = self.delayed = self.refused = 0  # checks since the start
         self._turn = asyncio.Semaphore(CHECKS_AT_ONCE)
+        self._waiting = 0  # requests that wait for a key
         self._delays = LoginDelays()
         self.tokens = tokens
 
@@ -77,9 +81,18 @@ class LoginChecks:
         if self.tokens is None:
             raise AuthenticationFailed("the broker accepts no tokens; see broker.oidc")
         check = TokenCheck(self.tokens.verifier, "", token)
-        await self.check(check, check.claimed_user, address)
+        waits = not self.tokens.knows_key_of(token)
+        if waits and self._waiting >= REQUESTS_WAITING_MAX:
+            raise LoginUnavailable("the key of the token is not in the key set, and other requests wait for it already; try again")
+        self._waiting += waits
+        try:
+            await self.check(check, check.claimed_user, address)
+        finally:
+            self._waiting -= waits
         if check.identity is None:
-            raise check.refusal or AuthenticationFailed("refused because of earlier failures; try again later")
+            refusal = check.refusal or AuthenticationFailed("refused because of earlier failures; try again later")
+            refusal.claimed_user = check.claimed_user
+            raise refusal
         return check.identity
 
     async def _result(self, check: Callable[[], bool]) -> bool:

@@ -83,11 +83,13 @@ class DefinitionPages:
         name, given = arguments.pop("name", None), arguments.pop("config", None)
         if arguments or not isinstance(name, str) or not isinstance(given, dict):
             raise InvalidInput('the arguments must be {"name": NAME, "config": {SETTING: VALUE, …}}')
-        return await self._audited(request, "create", name, partial(self._define, request, name, given, new=True))
+        act = partial(self._define, request, name, given, new=True)
+        return await self._audited(request, "create", name, act, arguments=json.dumps(given))
 
     async def _change(self, request: Request) -> Response:
         name, given = request.path_params["name"], await arguments_of(request)
-        return await self._audited(request, "change", name, partial(self._define, request, name, given, new=False))
+        act = partial(self._define, request, name, given, new=False)
+        return await self._audited(request, "change", name, act, arguments=json.dumps(given))
 
     async def _delete(self, request: Request) -> Response:
         if await arguments_of(request):
@@ -95,11 +97,13 @@ class DefinitionPages:
         name = request.path_params["name"]
         return await self._audited(request, "delete", name, partial(self._undefine, name))
 
-    async def _audited(self, request: Request, verb: str, name: str, act: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
-        """Act, and record what was done or refused."""
+    async def _audited(
+        self, request: Request, verb: str, name: str, act: Callable[[], Awaitable[dict[str, Any]]], **more: str
+    ) -> Response:  # fmt: skip
+        """Act, and record what was done or refused, with ``more``."""
         principal: Principal = request.state.principal
         action = f"{self._kind} {verb}"
-        with self._pages.audit.acting(action, name, who=principal.name, peer=principal.peer) as done:
+        with self._pages.audit.acting(action, name, who=principal.name, peer=principal.peer, **more) as done:
             principal.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
             async with self._turn:
                 done |= await act()

@@ -17,7 +17,7 @@ from bascule.core.errors import BasculeError, InvalidInput, TooLarge, Unavailabl
 from bascule.jms.message import NON_PERSISTENT, PERSISTENT, JmsMessage, encode_message
 from bascule.jms.record import map_from_json
 from bascule.jms.sections import scan
-from bascule.server.admin_access import NotAdministrator, Principal
+from bascule.server.admin_access import NotAdministrator, Principal, refused_to
 from bascule.server.user_ids import OFF, REQUIRE
 
 if TYPE_CHECKING:
@@ -95,10 +95,11 @@ def user_named(mode: str, sender: Principal) -> str | None:
     The holder of a token of the settings is no user: a user may have the same name.
     """
     if mode == REQUIRE and not sender.is_user:
-        raise NotAdministrator(
+        error = NotAdministrator(
             f"{sender.name} is not a user, and each message must name the user who sends it (broker.validated_user = {REQUIRE!r});"
             " log in with a password, a client certificate or a token of a provider"
         )
+        raise refused_to(sender.name, error)
     return sender.name if sender.is_user and mode != OFF else None
 
 

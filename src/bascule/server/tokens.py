@@ -142,6 +142,13 @@ class TokenLogins:
         self.configuration_url = oidc.configuration_url
         self._wait_s = min(KEY_WAIT_S, handshake_timeout_s / 2)
 
+    def knows_key_of(self, token: str) -> bool:
+        """Return whether a token can be checked, or refused, without a wait for its key."""
+        try:
+            return bool(self.keys.find(*self.verifier.key_of(token)))
+        except AuthenticationFailed:
+            return True
+
     async def check(self, check: TokenCheck) -> bool:
         """Return the result of the check of a token. The check waits for an unknown key."""
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bascule.amqp.errors import NOT_ALLOWED, NOT_IMPLEMENTED, AmqpError
+from bascule.amqp.errors import NOT_ALLOWED, NOT_IMPLEMENTED, UNAUTHORIZED_ACCESS, AmqpError
 from bascule.amqp.events import TransferDiscarded, Transferred
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.errors import RequestFailed
@@ -151,15 +151,44 @@ class Transfers:
 class AuditedTransfers(Transfers):
     """The transfers of one client whose messages are audited."""
 
-    __slots__ = ()
+    __slots__ = ("_refusal", "_taking")
+
+    def __init__(self, client: Client, errors: ErrorContainment) -> None:
+        super().__init__(client, errors)
+        self._taking = False
+        self._refusal: BasculeError | None = None  # of the message that is being taken
 
     def take(self, event: Transferred) -> Retry | None:
-        """Record a message, and handle it."""
+        """Handle a message, and record it."""
+        self._taking, self._refusal = True, None
+        try:
+            return super().take(event)
+        finally:
+            self._taking = False
+            self._record(event, self._refusal)
+
+    def _refuse(self, event: Transferred, producer: ProducerLink, error: BasculeError) -> None:
+        if self._taking:
+            self._refusal = error
+        else:  # it has waited
+            self._record(event, error)
+        super()._refuse(event, producer, error)
+
+    def _record(self, event: Transferred, refusal: BasculeError | None) -> None:
+        if refusal is not None and refusal.condition == UNAUTHORIZED_ACCESS:
+            return  # the check of the permission, or of the user id, has recorded it
         client, producer = self._client, event.link.context
-        on = producer.address if isinstance(producer, ProducerLink) else None
-        transacted = event.txn_id is not None
+        on = producer.address if isinstance(producer, ProducerLink) else ""
+        result = "ok" if refusal is None else f"{type(refusal).__name__}: {refusal}"
         client.audit.record(
-            "send", on or "", who=client.user, peer=client.peer, bytes=len(event.payload), transacted=transacted,
-            message_id=message_id_of(event.payload),
+            "send", _address_in(event.payload) if on is None else on, who=client.user, peer=client.peer, result=result,
+            bytes=len(event.payload), transacted=event.txn_id is not None, message_id=message_id_of(event.payload),
         )  # fmt: skip
-        return super().take(event)
+
+
+def _address_in(body: bytes) -> str:
+    """Return the address that a message names, "" if it names none."""
+    try:
+        return place_of_message(scan(body).to, body).address
+    except BasculeError:
+        return ""

@@ -5,6 +5,7 @@ A user is the name of a login; all anonymous clients are one user.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -17,6 +18,8 @@ from bascule.server.allowance import SendAllowance
 K = TypeVar("K")
 V = TypeVar("V")
 
+#: Allowances of users without clients that are kept.
+ALLOWANCES_MAX: Final = 10_000
 CONNECTIONS: Final = "broker.max_connections"
 CONNECTIONS_PER_ADDRESS: Final = "broker.max_connections_per_address"
 
@@ -92,14 +95,15 @@ class Holdings(MutableMapping[K, V]):
 class UserUsage:
     """The resources that the clients of one user use."""
 
-    def __init__(self, user: str, limits: LimitRules) -> None:
+    def __init__(self, user: str, limits: LimitRules, sending: SendAllowance | None = None) -> None:
+        """Begin without resources. ``sending`` is the allowance that the user had when its last client left, if that is known."""
         self._user = user
         self._limits = limits
         self.connections, self.sessions, self.links, self.transactions = (
             Tally(0, f"{what} of user {user!r}", "") for what in ("connections", "sessions", "links", "open transactions")
         )
         self.message_bytes_max = 0  # 0: no limit
-        self.sending = SendAllowance(limits.of(user, UserResource.MESSAGES_PER_S).most)
+        self.sending = sending or SendAllowance(limits.of(user, UserResource.MESSAGES_PER_S).most)
         self.refresh()
 
     def refresh(self, limits: LimitRules | None = None) -> None:
@@ -125,6 +129,8 @@ class Usage:
         self._limits = limits
         self._roles = UserRoles({}) if roles is None else roles
         self._addresses: dict[str, Tally] = {}
+        #: By user: a client that connects for each message must not get a new allowance each time.
+        self._allowances: OrderedDict[str, SendAllowance] = OrderedDict()
 
     def change(self, limits: UsageLimits) -> None:
         """Set other limits; those of connected users follow with ``refresh``."""
@@ -145,7 +151,7 @@ class Usage:
         self._roles.lend(user, token_roles)
         usage = self.users.get(user)
         if usage is None:
-            usage = UserUsage(user, self._limits.of_users)
+            usage = UserUsage(user, self._limits.of_users, self._allowances.get(user))
         elif token_roles:
             usage.refresh()
         of_address = self._addresses.get(address) or Tally(
@@ -172,8 +178,17 @@ class Usage:
             tally.count -= 1
         if not usage.connections.count:
             del self.users[user]
+            self._keep(user, usage.sending)
         if not of_address.count:
             del self._addresses[address]
+
+    def _keep(self, user: str, allowance: SendAllowance) -> None:
+        """Keep the allowance of a user without clients; if too many are kept, forget the one that was left longest ago."""
+        self._allowances.pop(user, None)
+        if allowance.limited:
+            self._allowances[user] = allowance
+            if len(self._allowances) > ALLOWANCES_MAX:
+                self._allowances.popitem(last=False)
 
     def _take_back(self, usage: UserUsage, user: str, token_roles: frozenset[str]) -> None:
         if token_roles:

@@ -308,6 +308,49 @@ def test_a_secret_at_the_wrong_place_is_masked_in_an_error(text: str) -> None:
     assert "hush" not in message
 
 
+@pytest.mark.parametrize("setting", ["admin.token", "admin.edit_token", "admin.view_token", "broker.users.ann", "broker.tls.key_password"])
+def test_an_empty_secret_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "must not be empty" in error_of(f"{setting} = ''")
+    monkeypatch.setenv(f"BASCULE_{setting.upper().replace('.', '__')}", "")
+    assert "must not be empty" in error_of("")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[pipelines.openlineage]\nurl = 'http://ann:hush@marquez:5000'",
+        "[pipelines.openlineage]\nurl = 'https://hush@marquez'",
+        "[pipelines.openlineage]\nurl = 'marquez://ann:hush@a'",
+        "[broker.oidc]\nissuer = 'https://ann:hush@login.example'",
+    ],
+)
+def test_the_password_in_a_url_is_masked_in_an_error(text: str) -> None:
+    message = error_of(text)
+    assert MASK in message
+    assert "hush" not in message
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "spark.hadoop.fs.s3a.access.key", "spark.hadoop.google.cloud.auth.service.account.private.key", "spark.executorEnv.API_KEY",
+        "spark.executorEnv.OTEL_EXPORTER_OTLP_HEADERS", "spark.executorEnv.DB_PASSWD", "spark.ssl.keyPassword",
+        "spark.executorEnv.OPENLINEAGE__TRANSPORT__AUTH__APIKEY", "spark.hadoop.fs.azure.account.key.store",
+    ],
+)  # fmt: skip
+def test_a_setting_of_spark_whose_name_indicates_a_secret_is_masked(key: str) -> None:
+    shown = {value.key: value.value for value in load(written(f"[pipelines.spark]\n'{key}' = 'hush'")).explain()}
+    assert shown[f'pipelines.spark."{key}"'] == MASK
+
+
+def test_the_password_in_a_url_is_masked_in_the_list_of_settings() -> None:
+    proxy = "[pipelines.spark]\n'spark.executorEnv.HTTPS_PROXY' = 'http://ann:hush@proxy:3128/'\n"
+    file = written(f"{proxy}[[ingress]]\nname = 'in'\ntopics = ['t']\nto = 'queue://orders@eu'")
+    shown = {value.key: value.value for value in load(file).explain()}
+    assert shown['pipelines.spark."spark.executorEnv.HTTPS_PROXY"'] == f"http://{MASK}@proxy:3128/"
+    assert shown['ingress["in"].to'] == "queue://orders@eu"
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bascule.core.access import ANY_ROLE, AccessRule, AccessRules
+from bascule.core.access import ANY_ROLE, PATTERN_WORDS_MAX, AccessRule, AccessRules
 from bascule.core.permissions import AllowAll, Permission, Unauthorized
 from bascule.core.roles import UserRoles
 
@@ -103,3 +103,57 @@ def test_roles_that_change_count_from_the_next_decision_on_and_add_to_the_lastin
     for user, permission in (("ann", P.CONSUME), ("bob", P.SEND)):
         with pytest.raises(Unauthorized):
             rules.authorize(user, permission, "a")
+
+
+NEWS = AccessRules(
+    [
+        AccessRule("#", {P.CONSUME: frozenset({"board"})}),
+        AccessRule("news.#", {P.CONSUME: frozenset({"readers", "board"})}),
+        AccessRule("news.secret", {P.CONSUME: frozenset({"board"})}),
+        AccessRule("news.uk", {P.CONSUME: frozenset({"readers", "board"})}),
+        AccessRule("sport.*", {P.CONSUME: frozenset({"readers"})}),
+    ],
+    UserRoles({"readers": ["ann"], "board": ["eve"], "all": ["bob"]}),
+)
+
+
+@pytest.mark.parametrize(
+    ("user", "address", "allowed", "rule"),
+    [
+        ("ann", "news.de", True, "news.#"),
+        ("ann", "news.#", False, "news.secret"),
+        ("ann", "news.*", False, "news.secret"),
+        ("ann", "*.secret", False, "#"),
+        ("ann", "#", False, "#"),
+        ("ann", "news.uk.#", True, "news.#"),
+        ("ann", "news.uk.*", True, "news.#"),
+        ("ann", "sport.*", True, "sport.*"),
+        ("ann", "sport.#", False, "#"),
+        ("eve", "news.#", True, "news.#"),
+        ("eve", "#", False, "sport.*"),
+    ],
+)
+def test_subscription_with_wildcards_needs_the_permission_on_each_address_that_it_matches(
+    user: str, address: str, allowed: bool, rule: str
+) -> None:
+    decision = NEWS.decide(user, P.CONSUME, address)
+    assert (decision.allowed, decision.rule) == (allowed, rule)
+    if allowed:
+        NEWS.authorize(user, P.CONSUME, address)
+    else:
+        with pytest.raises(Unauthorized):
+            NEWS.authorize(user, P.CONSUME, address)
+
+
+def test_subscription_with_wildcards_is_denied_if_no_rule_matches_all_its_addresses() -> None:
+    rules = AccessRules([AccessRule("news.*", {P.CONSUME: frozenset({ANY_ROLE})})], UserRoles({}))
+    rules.authorize("ann", P.CONSUME, "news.*")
+    with pytest.raises(Unauthorized):
+        rules.authorize("ann", P.CONSUME, "news.#")
+    long = ".".join(["*"] * (PATTERN_WORDS_MAX + 1))
+    everything = AccessRules([AccessRule("#", {P.CONSUME: frozenset({ANY_ROLE})})], UserRoles({}))
+    everything.authorize("ann", P.CONSUME, long.removeprefix("*."))
+    with pytest.raises(Unauthorized):
+        everything.authorize("ann", P.CONSUME, long)
+    reason = "no [[permission]] matches each address of 'news.#', so nobody has any permission on it"
+    assert rules.decide("ann", P.CONSUME, "news.#") == (False, None, reason)

@@ -20,17 +20,22 @@ GIVEN = {
     "BASCULE_BROKER__SESSION_TIMEOUT_S": "6",
     "BASCULE_KAFKA__CLIENT__SASL_PASSWORD": "hush",
     "CREDENTIALS_DIRECTORY": "/run/credentials",
+    "OPENLINEAGE__TRANSPORT__AUTH__APIKEY": "hush",
+    "OTEL_EXPORTER_OTLP_HEADERS": "authorization=hush",
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "authorization=hush",
+    "OTEL_SERVICE_NAME": "shop",
 }
-NO_SETTINGS = {"PATH", "BASCULE_CACHE_DIR", "BASCULE_CONFIG"}
+NO_SETTINGS = {"PATH", "BASCULE_CACHE_DIR", "BASCULE_CONFIG", "OTEL_SERVICE_NAME"}
+OF_TELEMETRY = {"OPENLINEAGE__TRANSPORT__AUTH__APIKEY", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"}
 
 
 def test_process_outside_of_bascule_inherits_no_setting() -> None:
     assert inherited(GIVEN, NOTHING).keys() == NO_SETTINGS
 
 
-def test_pipelines_inherit_settings_of_kafka_and_none_of_users_and_tokens() -> None:
+def test_pipelines_inherit_settings_of_kafka_and_telemetry_and_none_of_users_and_tokens() -> None:
     of_kafka = {"BASCULE_BROKER__SESSION_TIMEOUT_S", "BASCULE_KAFKA__CLIENT__SASL_PASSWORD", "CREDENTIALS_DIRECTORY"}
-    assert inherited(GIVEN, PIPELINES_NEED).keys() == NO_SETTINGS | of_kafka
+    assert inherited(GIVEN, PIPELINES_NEED).keys() == NO_SETTINGS | OF_TELEMETRY | of_kafka
 
 
 def test_pipelines_do_not_read_secrets_of_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

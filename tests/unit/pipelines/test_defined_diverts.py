@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.scenarios.test_defined_diverts import (  # noqa: F401
     bridge,
     definer,
+    test_definition_with_code_is_not_followed_whoever_has_written_it,
     test_divert_begins_at_its_start,
     test_divert_begins_at_the_lowest_offset_that_a_broker_has_covered,
     test_divert_continues_across_drivers_and_is_deleted_while_none_runs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -172,6 +173,7 @@ def test_settings_name_the_namespaces_and_the_environment_the_key(monkeypatch: p
         lineage(receiver.url, namespace="jobs", jms_namespace="amqp://b", kafka_namespace="kafka://c:1") as found,
     ):
         assert found.sender._client.transport.config.auth.get_bearer() == "Bearer secret"
+        assert [name for name in os.environ if name.startswith("OPENLINEAGE")] == [], "transformations inherit the environment"
         found.runs.follow({"divert:orders": report(PipelineState.RUNNING)})
         wait_for(lambda: receiver.events, "an event")
     begun = receiver.events[0]

@@ -30,6 +30,13 @@ def test_local_session_listens_on_loopback_and_has_kafka_client_on_class_path() 
     assert settings["spark.sql.streaming.noDataMicroBatches.enabled"] == "false"
 
 
+@pytest.mark.parametrize(("master", "needed"), [("local[2]", "true"), ("local", "true"), ("local-cluster[1,1,1024]", None), ("yarn", None)])
+def test_other_users_of_the_machine_cannot_connect_to_a_local_spark(master: str, needed: str | None) -> None:
+    assert session_settings(PipelinesSpec("b", {}, master=master), JARS, "").get("spark.authenticate") == needed
+    own = PipelinesSpec("b", {}, master=master, spark={"spark.authenticate": "false"})
+    assert session_settings(own, JARS, "")["spark.authenticate"] == "false"
+
+
 def test_cluster_session_ships_kafka_client_to_workers() -> None:
     settings = session_settings(PipelinesSpec("b", {}, master="spark://host:7077"), JARS, "")
     assert settings["spark.jars"] == "/jars/a.jar,/jars/b.jar"

@@ -16,11 +16,13 @@ import pytest
 from starlette.datastructures import Headers
 
 from bascule.config import Settings
+from bascule.config.audit import Audit as AuditSettings
 from bascule.config.load import ConfigError, load
 from bascule.core.defaults import OWNER_TOKEN_FILE
 from bascule.server.admin import AdminPath, admin_app, admin_paths
 from bascule.server.admin_access import OPEN, SECURITY_HEADERS, AdminAccess, AdminRole, ForeignHost, NotAdministrator
 from bascule.server.admin_logins import admin_access
+from bascule.server.audit import audit_of
 from bascule.server.login_delays import LoginDelays
 from bascule.server.logins import LoginChecks
 from bascule.server.user_directory import UserDirectory
@@ -188,7 +190,8 @@ def test_token_of_a_provider_has_the_highest_role_of_the_token_and_its_user(tmp_
     with Provider() as provider:
         chosen = oidc_settings(provider, tmp_path)
         logins = LoginChecks(known_tokens(provider, chosen.broker.oidc))
-        access = admin_access(chosen, UserDirectory(chosen), logins)
+        audit = audit_of(AuditSettings(file=tmp_path / "audit"), {})
+        access = admin_access(chosen, UserDirectory(chosen), logins, audit)
         credentials: dict[str, AdminRole | int] = {
             provider.token(roles=["looks"]): AdminRole.VIEW,
             provider.token(roles=["looks", "acts"]): AdminRole.MANAGE,
@@ -214,6 +217,9 @@ def test_token_of_a_provider_has_the_highest_role_of_the_token_and_its_user(tmp_
 
         served(broker, ask, access=access)
         assert logins.failed > 0
+    audit.close()
+    found = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    assert {line["who"] for line in found if "has expired" in line["result"]} == {"ann"}, "the user that the token names"
 
 
 @pytest.mark.parametrize(("scheme", "peer", "code"), [("http", "192.0.2.1", 403), ("https", "192.0.2.1", 200), ("http", "127.0.0.1", 200)])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -264,6 +266,39 @@ def test_a_duplicate_name_in_the_arguments_is_refused() -> None:
 def test_a_path_with_a_trailing_slash_is_not_found_and_not_redirected() -> None:
     answer = answer_to(b"GET /status/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 404")
+
+
+def test_a_path_with_a_line_break_at_its_end_is_not_found(caplog: pytest.LogCaptureFixture) -> None:
+    def ask(port: int) -> None:
+        for path in ("/livez", "/status", "/queues", "/overview", "/console/"):
+            assert get(port, f"{path}%0a") == (404, '{"error":"there is no such path"}')
+        assert post(port, f"{ACTION}%0a", '{"name": "q"}')[0] == 404
+
+    broker = Broker()
+    served(broker, ask)
+    assert broker.acted == []
+    assert caplog.records == []
+
+
+def test_peer_that_resets_its_connection_during_the_answer_causes_no_log_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_connected(_: object) -> None:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    monkeypatch.setattr(asyncio.selector_events._SelectorSocketTransport, "write_eof", not_connected)
+
+    async def run() -> None:
+        server = AdminServer(Broker(), host="127.0.0.1", port=0)
+        server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(REQUEST_BEGUN + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{")
+        assert b"411" in await until_closed(reader)
+        writer.close()
+        await server.stop()
+
+    asyncio.run(run())
+    assert caplog.records == []
 
 
 def test_request_with_too_long_head_is_refused() -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import resource
 import shutil
 import stat
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,7 @@ from tests.unit.server.broker_process import SOON_S, Broker, called, kafka, serv
 from tests.unit.server.served import Client, Served, run_async
 from tests.unit.server.test_admin import Broker as BrokerStatus
 from tests.unit.server.test_admin import get, served
-from tests.unit.server.test_admin_access import send
+from tests.unit.server.test_admin_access import access_of, basic, send, settings
 
 __all__ = ["kafka"]
 RULES: Any = [
@@ -100,6 +104,23 @@ async def test_messages_are_lines_only_by_choice(kafka: KafkaInMemory, tmp_path:
 
 
 @run_async
+async def test_message_of_a_producer_without_address_is_a_line_with_its_own_address(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    async with serving(kafka, tmp_path / "data", audit={"file": file, "messages": True}, **SETTINGS) as broker:
+
+        def work() -> None:
+            with factory(broker).connect() as context:
+                producer = context.producer()
+                producer.send("x", to=Queue("orders"))
+                with pytest.raises(BasculeError):
+                    producer.send("x", to=Queue("stock"))
+
+        await called(work)
+    found = [(each["on"], each["allowed"], each["result"]) for each in lines(file) if each["action"] == "send"]
+    assert found == [("orders", True, "ok"), ("stock", False, "user 'ann' has no permission 'send' on address 'stock'")]
+
+
+@run_async
 async def test_lines_go_to_a_topic(kafka: KafkaInMemory, tmp_path: Path) -> None:
     kafka.create("audit", 1)
     async with serving(kafka, tmp_path / "data", audit={"topic": "audit"}) as broker:
@@ -165,6 +186,51 @@ def test_lines_that_could_not_be_written_are_written_later_in_order(tmp_path: Pa
     assert [each["action"] for each in lines(file)] == ["0", "1", "2", "3"]
     events = [record.getMessage().partition(" to=")[0] for record in caplog.records]
     assert events == ["audit cannot be written", "audit is written again"]
+
+
+@pytest.fixture
+def size_limit() -> Iterator[Callable[[int], None]]:
+    """Return a function that limits the size of files, as a full disk does: a line that does not fit is written in part."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size_bytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes or before[0], before[1]))
+
+    yield limit
+    limit(0)
+
+
+def test_full_disk_leaves_no_part_of_a_line_and_no_line_twice(tmp_path: Path, size_limit: Callable[[int], None]) -> None:
+    file = tmp_path / "audit"
+    written = audit_of(AuditSettings(file=file), {})
+    written.record("first", "", who="", peer="")
+    size_limit(file.stat().st_size + 40)
+    for number in range(3):
+        written.record(str(number), "", who="", peer="")
+    for _ in range(20):
+        written.poll()
+    size_limit(0)
+    assert [each["action"] for each in lines(file)] == ["first"]
+    written.poll()
+    written.record("last", "", who="", peer="")
+    written.close()
+    assert [each["action"] for each in lines(file)] == ["first", "0", "1", "2", "last"]
+
+
+def test_line_behind_a_part_that_cannot_be_removed_stands_alone(
+    tmp_path: Path, size_limit: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "audit"
+    written = audit_of(AuditSettings(file=file), {})
+    monkeypatch.setattr(audit.os, "ftruncate", lambda *_: os.open(tmp_path / "missing" / "file", os.O_RDONLY))  # raises OSError
+    size_limit(40)
+    written.record("one", "", who="", peer="")
+    size_limit(0)
+    written.poll()
+    written.close()
+    torn, whole = file.read_text().splitlines()
+    assert len(torn) == 40
+    assert json.loads(whole)["action"] == "one"
 
 
 def test_number_of_waiting_lines_is_limited_and_lost_lines_are_reported(
@@ -281,13 +347,49 @@ def test_administration_is_a_line_with_who_what_and_result(tmp_path: Path) -> No
     assert "log in with a token" in refused["result"]
 
 
-def test_while_the_audit_fails_the_admin_server_shows_no_content_of_messages(tmp_path: Path) -> None:
-    directory = tmp_path / "audits"
+def test_refused_request_is_a_line_with_the_name_of_its_sender(tmp_path: Path) -> None:
+    file = tmp_path / "audit"
+    written = audit_of(AuditSettings(file=file), {})
+    access = replace(access_of(settings(tmp_path)), audit=written)
+    senders = {
+        "admin.view_token": "Bearer view-token", "viewer": basic("viewer", "v"), "nobody": basic("nobody", "n"),
+        "guessed": basic("guessed", "x"), "": "Bearer guessed",
+    }  # fmt: skip
+
+    def ask(port: int) -> None:
+        for credentials in senders.values():
+            code, *_ = send(port, "POST", "/queues/purge", {"authorization": credentials}, json.dumps({"name": "q"}))
+            assert code in (401, 403)
+
+    served(BrokerStatus(), ask, access=access)
+    written.close()
+    assert short(file) == [(who, "administration", "POST /queues/purge", False) for who in senders]
+
+
+def failing(directory: Path) -> AuditTrail:
+    """Return an audit that cannot be written, and refuses what it would record."""
     directory.mkdir()
     written = audit_of(AuditSettings(file=directory / "audit", on_failure="refuse"), {})
     shutil.rmtree(directory)
     written.record("one", "", who="", peer="")
     assert written.blocked
+    return written
+
+
+def test_while_the_audit_fails_nobody_logs_in_to_the_console(tmp_path: Path) -> None:
+    access = access_of(settings(tmp_path))
+
+    def login(port: int) -> int:
+        return send(port, "POST", "/console/login", {"authorization": basic("viewer", "v")}, "{}")[0]
+
+    codes: list[int] = []
+    for each in (access, replace(access, audit=failing(tmp_path / "audits"))):
+        served(BrokerStatus(), lambda port: codes.append(login(port)), access=each)
+    assert codes == [200, 503]
+
+
+def test_while_the_audit_fails_the_admin_server_shows_no_content_of_messages(tmp_path: Path) -> None:
+    written = failing(tmp_path / "audits")
     codes: dict[str, int] = {}
 
     def ask(port: int) -> None:

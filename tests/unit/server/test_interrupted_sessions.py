@@ -81,7 +81,7 @@ def served_with(messages: int, *, since_s: float = 2 * RETURN_S, lost: tuple[str
     served.interruptions.serving()
     now_s[0] = since_s
     for container in lost:
-        served.interruptions.lost(container, ConnectionHistory())
+        served.interruptions.lost("anonymous", container, ConnectionHistory())
     served.fill("q", messages)
     return served
 
@@ -234,19 +234,28 @@ def test_interrupted_clients_are_remembered_for_a_limited_time_and_number() -> N
     interruptions._serves_since_s = 0.0
     properties: dict[Any, Any] = {"product": PRODUCT}
     for number in range(REMEMBERED_MAX + 1):
-        interruptions.lost(str(number), ConnectionHistory())
-    assert interruptions.opened("0", properties) == ConnectionHistory()
-    assert interruptions.opened("1", properties) == ConnectionHistory(now_s)
-    assert interruptions.opened("1", properties) == ConnectionHistory()
-    assert interruptions.opened("2", None) is None
+        interruptions.lost("anonymous", str(number), ConnectionHistory())
+    assert interruptions.opened("anonymous", "0", properties) == ConnectionHistory()
+    assert interruptions.opened("anonymous", "1", properties) == ConnectionHistory(now_s)
+    assert interruptions.opened("anonymous", "1", properties) == ConnectionHistory()
+    assert interruptions.opened("anonymous", "2", None) is None
     now_s += REMEMBERED_S
-    assert interruptions.opened("3", properties) == ConnectionHistory()
+    assert interruptions.opened("anonymous", "3", properties) == ConnectionHistory()
 
 
 def test_a_reset_client_keeps_the_time_of_its_interruption() -> None:
     now_s = 2 * RETURN_S
     interruptions = Interruptions(lambda: now_s)
-    interruptions.lost("client", ConnectionHistory(1.0, resets=2), frozenset({"coordinator"}))
-    assert interruptions.opened("client", {"product": PRODUCT}) == ConnectionHistory(1.0, frozenset({"coordinator"}), 3)
-    interruptions.lost("client", ConnectionHistory(1.0, frozenset({"coordinator"}), 3))  # it breaks by itself
-    assert interruptions.opened("client", {"product": PRODUCT}) == ConnectionHistory(now_s)
+    interruptions.lost("anonymous", "client", ConnectionHistory(1.0, resets=2), frozenset({"coordinator"}))
+    assert interruptions.opened("anonymous", "client", {"product": PRODUCT}) == ConnectionHistory(1.0, frozenset({"coordinator"}), 3)
+    interruptions.lost("anonymous", "client", ConnectionHistory(1.0, frozenset({"coordinator"}), 3))  # it breaks by itself
+    assert interruptions.opened("anonymous", "client", {"product": PRODUCT}) == ConnectionHistory(now_s)
+
+
+def test_another_user_with_the_client_id_of_an_interrupted_client_does_not_stand_for_it() -> None:
+    now_s = 2 * RETURN_S
+    interruptions, properties = Interruptions(lambda: now_s), {"product": PRODUCT}
+    interruptions._serves_since_s = 0.0
+    interruptions.lost("ann", "desk", ConnectionHistory())
+    assert interruptions.opened("bob", "desk", properties) == ConnectionHistory()
+    assert interruptions.opened("ann", "desk", properties) == ConnectionHistory(now_s)

@@ -17,8 +17,10 @@ from bascule.amqp.performatives import Coordinator, Rejected, Source, Target
 from bascule.amqp.types import Int
 from bascule.broker.addresses import TEMPORARY_PREFIX
 from bascule.broker.errors import ResourceLimit
+from bascule.core.access import AccessRule, AccessRules
 from bascule.core.destination import Routing
 from bascule.core.permissions import MANAGEMENT_ADDRESS, AllowAll, Permission, Unauthorized
+from bascule.core.roles import UserRoles
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.server import management
 from bascule.server.actions import ACTIONS, act
@@ -198,6 +200,24 @@ async def test_a_refused_client_creates_nothing() -> None:
     served.settle(client)
     assert "new" not in served.engine.addresses
     assert refusals(client) == [UNAUTHORIZED_ACCESS] * 2
+
+
+@pytest.mark.parametrize("options", [{}, DURABLE, {"capabilities": SHARED}], ids=["subscriber", "durable", "shared"])
+@run_async
+async def test_no_wildcard_leads_to_messages_of_an_address_that_the_client_may_not_consume(options: dict[str, Any]) -> None:
+    served = Served()
+    of_readers = {
+        each: frozenset({"anybody"}) for each in (P.CONSUME, P.CREATE_ADDRESS, P.CREATE_DURABLE_QUEUE, P.CREATE_NON_DURABLE_QUEUE)
+    }
+    secret = AccessRule("news.secret", {P.CONSUME: frozenset({"board"})})
+    served.permissions = AccessRules([AccessRule("#", of_readers), secret], UserRoles({"anybody": ["anonymous"]}))
+    client = Client(served)
+    for number, address in enumerate(("news.*", "#", "*.secret", "news.secret", "sport.*")):
+        chosen = {"capabilities": TOPIC, **options}
+        client.session.attach_receiver(f"name{number}", Source(address, **chosen), Target())
+    served.settle(client)
+    assert refusals(client) == [UNAUTHORIZED_ACCESS] * 4
+    assert {queue.address for queue in served.engine.addresses.subscriptions.values()} == {"sport.*"}
 
 
 @pytest.mark.parametrize(("does", "permission"), [(produces(None, dynamic=True), P.SEND), (consumes(None, dynamic=True), P.CONSUME)])

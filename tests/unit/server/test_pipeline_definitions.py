@@ -66,6 +66,8 @@ def test_ingress_is_created_changed_and_deleted(topics: ControlTopics, tmp_path:
     assert [(line["action"].removeprefix("ingress "), line["on"], line["who"], line["allowed"]) for line in lines] == [
         (verb, "prices", "manage", True) for verb in ("create", "pause", "change", "delete", "pause", "delete", "create")
     ]
+    given = {line["action"]: json.loads(line["arguments"]) for line in lines if "arguments" in line}
+    assert given == {"ingress create": PRICES, "ingress change": {**PRICES, "body": "bytes"}}
 
 
 def test_put_creates_an_ingress_that_does_not_exist(topics: ControlTopics) -> None:

@@ -199,7 +199,7 @@ async def test_a_session_in_doubt_after_every_reset_loses_its_consumer_but_no_me
 @run_async
 async def test_wait_limit_of_connection_reset_doubles_with_each_reset(resets: int, limit_s: float) -> None:
     served = served_with(3000)
-    served.interruptions.lost("client", ConnectionHistory(2 * RETURN_S, resets=resets - 1), frozenset() if resets else None)
+    served.interruptions.lost("anonymous", "client", ConnectionHistory(2 * RETURN_S, resets=resets - 1), frozenset() if resets else None)
     application, _, _ = held_up(served)
     reset = application.client.connection.client.reset
     assert reset is not None
@@ -223,7 +223,7 @@ async def test_close_by_client_during_pending_reset_leaves_no_interruption_histo
     application.client.run()
     assert reset is not None
     assert reset._next.cancelled()
-    assert served.interruptions.opened("client", {"product": PRODUCT}) == ConnectionHistory()
+    assert served.interruptions.opened("anonymous", "client", {"product": PRODUCT}) == ConnectionHistory()
 
 
 @run_async
@@ -234,7 +234,7 @@ async def test_history_of_a_reset_client_outlives_its_socket(monkeypatch: pytest
         await asyncio.sleep(0)
         served.broker.settle()
     application.client.connection.connection_lost(None)  # before the client has answered
-    history = served.interruptions.opened("client", {"product": PRODUCT})
+    history = served.interruptions.opened("anonymous", "client", {"product": PRODUCT})
     assert history is not None
     assert history.resets == 1
 
@@ -260,7 +260,7 @@ async def test_connection_closed_by_broker_error_counts_as_interruption(monkeypa
     monkeypatch.setitem(HANDLERS, Flowed, lambda *_: 1 / 0)
     client.consumer("q", 1)
     assert client.events_of(ConnectionClosed)
-    assert served.interruptions.opened("client", {"product": PRODUCT}) != ConnectionHistory()
+    assert served.interruptions.opened("anonymous", "client", {"product": PRODUCT}) != ConnectionHistory()
 
 
 @run_async
@@ -268,7 +268,7 @@ async def test_a_reset_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch)
     served = served_with(3000, lost=("client",))
     application = held_up_too_long(served, monkeypatch)
     await wait_told(application.client)
-    history = served.interruptions._lost["client"]
+    history = served.interruptions._lost["anonymous", "client"]
     assert history.resets == 1
     assert history.waited == {"coordinator-0"}
 
@@ -322,4 +322,4 @@ async def test_interruption_is_remembered_after_refused_connection() -> None:
     assert client.connection.client.history is not None
     assert client.connection.client.history.interrupted_s is not None
     client.connection.connection_lost(None)
-    assert served.interruptions.opened("client", {"product": PRODUCT}) != ConnectionHistory()
+    assert served.interruptions.opened("anonymous", "client", {"product": PRODUCT}) != ConnectionHistory()

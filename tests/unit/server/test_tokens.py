@@ -23,7 +23,7 @@ from bascule.server import key_set
 from bascule.server.key_source import DOCUMENT_SIZE_BYTES_MAX, FileSource, KeySourceUnavailable, key_source
 from bascule.server.listener_tls import TlsPeer
 from bascule.server.login_delays import FREE_FAILURES
-from bascule.server.logins import LoginChecks, sasl_mechanisms
+from bascule.server.logins import REQUESTS_WAITING_MAX, LoginChecks, sasl_mechanisms
 from bascule.server.tokens import TokenLogins, TokenVerifier
 from bascule.server.user_directory import UserDirectory
 from tests.support.provider import KEYS_PATH, LIFE_S, Provider, SigningKey, known_tokens, unsigned
@@ -231,6 +231,30 @@ def test_known_keys_remain_while_the_provider_is_away_and_unknown_ones_wait_in_v
         await logins.keys.stop()
 
     asyncio.run(away())
+
+
+def test_few_requests_to_the_admin_server_wait_for_unknown_keys_and_known_keys_do_not_wait(provider: Provider) -> None:
+    async def attack() -> None:
+        tokens = TokenLogins(settings(provider), 600.0)
+        tokens.keys.start()
+        logins = LoginChecks(tokens)
+        assert (await logins.identify(provider.token(), "192.0.2.1")).user == "ann"
+        unknown = [provider.token(head={"kid": str(number)}) for number in range(REQUESTS_WAITING_MAX + 5)]
+        asked = [asyncio.create_task(logins.identify(token, "192.0.2.1")) for token in unknown]
+        async with asyncio.timeout(20):
+            while sum(each.done() for each in asked) < 5:
+                await asyncio.sleep(0.01)
+        refused, waiting = asked[REQUESTS_WAITING_MAX:], asked[:REQUESTS_WAITING_MAX]
+        assert not any(each.done() for each in waiting)
+        assert {type(each.exception()) for each in refused} == {LoginUnavailable}
+        assert (await logins.identify(provider.token(), "192.0.2.1")).user == "ann"
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
+        assert logins._waiting == 0
+        await tokens.keys.stop()
+
+    asyncio.run(attack())
 
 
 def test_unknown_keys_cause_a_bounded_number_of_requests(provider: Provider) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from bascule.core.user_limits import LimitRules, UserResource
 from bascule.server import client as client_module
 from bascule.server.links import PRODUCER_CREDIT
 from bascule.server.usage import UsageLimits
-from bascule.testing.broker import BrokerInMemory
+from bascule.testing.broker import BrokerInMemory, message_bytes
 from tests.unit.server.served import QUEUE, TOPIC, Client, Served, run_async
 
 
@@ -39,6 +40,21 @@ CONNECTION_LIMITS = {
         "the limit of 2 connections of user 'anonymous' is reached (broker.max_connections_per_user)",
     ),
 }
+
+
+@run_async
+async def test_user_who_connects_for_each_message_gets_no_new_allowance_each_time() -> None:
+    served = Served(usage=UsageLimits(of_users=LimitRules({UserResource.MESSAGES_PER_S: 1})))
+    begun_s, given = time.monotonic(), 0
+    for number in range(50):
+        client = Client(served, f"client {number}")
+        producer = client.producer("q")
+        if producer.credit:
+            given += 1
+            producer.send(message_bytes("x"))
+            served.settle(client)
+        client.connection.connection_lost(None)
+    assert 0 < given <= 2 + time.monotonic() - begun_s
 
 
 @pytest.mark.parametrize(("limits", "text"), CONNECTION_LIMITS.values(), ids=CONNECTION_LIMITS)
