@@ -199,6 +199,8 @@ LIMITS: Final = {
         Limit("server.pipeline_definitions", "DEFINITIONS_MAX", "pipelines defined at run time", "answers 409"),
         Limit("server.pipeline_definitions", "DEFINITION_BYTES_MAX", "the settings of a pipeline defined at run time", HTTP_400, "bytes"),
         Limit("core.linear_regex", "INSTRUCTIONS_MAX", "steps of a regular expression for each character of a text", HTTP_400),
+        Limit("core.linear_regex", "PATTERN_LENGTH_MAX", "characters of a regular expression", HTTP_400),
+        Limit("core.linear_regex", "CASELESS_CHARACTERS_MAX", "characters of classes in a regular expression with `(?i)`", HTTP_400),
         Limit("core.linear_regex", "GROUP_DEPTH_MAX", "levels of groups in a regular expression", HTTP_400),
         Limit("server.redrive", "LETTERS_MAX", "dead letters of pipelines in one answer", HTTP_400),
         Limit("server.redrive", "SHOWN_MAX", "characters of a value or header of a dead letter that an answer shows", "cuts the rest"),

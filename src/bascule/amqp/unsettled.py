@@ -70,11 +70,13 @@ class Unsettled(Generic[T]):
         by_id, ids = self.by_id, self.ids
         start, end = bisect_left(ids, low), bisect_right(ids, high)
         found: list[tuple[int, T]] = []
-        while start < end and len(found) < most:
-            piece = ids[start : min(end, start + most - len(found))]
-            found += [(delivery_id, by_id.pop(delivery_id)) for delivery_id in piece if delivery_id in by_id]
-            del ids[start : start + len(piece)]
-            end -= len(piece)
+        place = start
+        while place < end and len(found) < most:
+            delivery_id = ids[place]
+            place += 1
+            if delivery_id in by_id:
+                found.append((delivery_id, by_id.pop(delivery_id)))
+        del ids[start:place]  # once: each deletion moves all later ids, and a hundred thousand ids may be removed from by_id already
         return found
 
     def clear(self) -> None:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from bascule.amqp.codec import decode, encode, skip
+from bascule.amqp.codec import decode, encode, read_descriptor, skip
 from bascule.amqp.constructors import (
     BINARY8,
     BINARY32,
@@ -269,7 +269,7 @@ def _descriptor(data: bytes, position: int) -> tuple[int, int]:
     """Return (section, position of its value) for any form of the descriptor. Raises ValueError and the errors of indexing."""
     if data[position] != 0:
         raise ValueError(f"starts with 0x{data[position]:02x}, not with a descriptor")
-    descriptor, start = decode(data, position + 1)
+    descriptor, start = read_descriptor(data, position + 1)
     section = _SECTION_OF_SYMBOL.get(descriptor) if isinstance(descriptor, str) else descriptor
     if not isinstance(section, int) or section not in NAMES:
         raise ValueError(f"unknown descriptor {descriptor!r:.60}")
