@@ -170,6 +170,10 @@ LIMITS: Final = {
             "broker.addresses", "SELECTOR_STEPS_MAX", "steps of the selectors of all subscriptions of an address",
             f"{REFUSES_LINK}{RESOURCE}",
         ),
+        Limit(
+            "broker.addresses", "PATTERN_STEPS_MAX", "steps to compare an address with all subscriptions with wildcards",
+            f"{REFUSES_LINK}{RESOURCE}",
+        ),
         Limit("jms.selector.like", "LIKE_TEXT_MAX", "a property that LIKE evaluates", "the comparison is unknown", "characters"),
     ),
     "Distributed transactions": (

@@ -337,7 +337,7 @@ class BrowserLink:
             return 0
         engine = client.engine
         self._place = place_of(message)
-        if message.position >= self._end or 0 < message.expiry_ms <= engine.clock():
+        if message.position >= self._end or (message.expiry_ms and message.expiry_ms <= engine.clock()):
             return 1
         steps = Allowance(0)
         if selector is not None and not engine.matches(selector, message, steps):
