@@ -271,6 +271,7 @@ LIMITS: Final = {
         Limit("broker.duplicates", "WINDOWS_MAX", "addresses with a duplicate window", "drops the half that was used least recently"),
         Limit("broker.addresses", "ROUTES_MAX", "routes of addresses", "computes them again"),
         Limit("server.interruptions", "REMEMBERED_MAX", "clients remembered after an interruption", "forgets the oldest"),
+        Limit("server.interruptions", "REMEMBERED_BYTES_MAX", "their names together", "forgets the oldest", "bytes"),
         Limit("server.uncaught", "LINES_PER_S", "lines in the log for contained errors in a second", "counts them without a line"),
         Limit("server.connection", "TURN_S", "the time of a client's frames in one turn", "continues in the next turn", "s"),
         Limit("server.client_turns", "SLICE_S", "work on all links of a client, in one turn", "continues in the next turn", "s"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Any, Final
 
 #: The product name in the open frame of Qpid JMS.
@@ -20,6 +21,8 @@ RETURN_S: Final = 60.0
 REMEMBERED_S: Final = 3600.0
 #: Maximum number of clients that are remembered, which is more than reconnect after one interruption.
 REMEMBERED_MAX: Final = 10_000
+#: Bytes of their names, and of the names of their coordinator links: a client may choose thousands of long names.
+REMEMBERED_BYTES_MAX: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Interruptions:
         self._clock_s = clock_s
         self._serves_since_s = clock_s()
         self._lost: dict[str, ConnectionHistory] = {}
+        self._names_bytes = 0  # of the remembered clients
 
     def serving(self) -> None:
         """Note that the broker begins to serve."""
@@ -53,17 +57,28 @@ class Interruptions:
         if waited is not None:
             since_s = told.interrupted_s if history.interrupted_s is None else history.interrupted_s
             told = ConnectionHistory(since_s, waited, history.resets + 1)
-        self._lost.pop(container, None)
+        self._forget(container)
         self._lost[container] = told
-        if len(self._lost) > REMEMBERED_MAX:
-            del self._lost[next(iter(self._lost))]
+        self._names_bytes += _names_bytes(container, told)
+        while len(self._lost) > REMEMBERED_MAX or self._names_bytes > REMEMBERED_BYTES_MAX:
+            self._forget(next(iter(self._lost)))
+
+    def _forget(self, container: str) -> ConnectionHistory | None:
+        history = self._lost.pop(container, None)
+        if history is not None:
+            self._names_bytes -= _names_bytes(container, history)
+        return history
 
     def opened(self, container: str, properties: Mapping[Any, Any] | None) -> ConnectionHistory | None:
         """Return the history of a client that opens a connection; None if the client is not Qpid JMS."""
         if (properties or {}).get("product") != PRODUCT:
             return None
         now_s = self._clock_s()
-        history = self._lost.pop(container, None)
+        history = self._forget(container)
         if history is not None and history.interrupted_s is not None and now_s - history.interrupted_s < REMEMBERED_S:
             return history
         return ConnectionHistory(now_s if now_s - self._serves_since_s < RETURN_S else None)
+
+
+def _names_bytes(container: str, history: ConnectionHistory) -> int:
+    return getsizeof(container) + sum(map(getsizeof, history.waited))

@@ -9,6 +9,7 @@ import pytest
 from bascule.amqp.types import Symbol, ULong
 from bascule.broker import administration
 from bascule.broker.message import Bodies, BodyOwner, BrokerMessage
+from bascule.broker.policy import DROP, AddressPolicy, Policy
 from bascule.broker.turns import TURN_STEPS
 from bascule.core.destination import Routing
 from bascule.jms.checks import ANNOTATION_ITEMS_MAX, APPLICATION_PROPERTIES_MAX, BODY_SECTIONS_MAX
@@ -105,6 +106,80 @@ def test_turn_delivers_fewer_messages_if_many_selector_views_are_updated(bench: 
     consumer = bench.broker.attach(bench.queue(), COUNT)
     assert most_in_a_turn(bench, lambda: len(consumer.messages)) < 60
     assert len(consumer.messages) == COUNT
+
+
+def many_views(bench: Bench) -> None:
+    """Let a search of 1,000 selectors pass over all messages, so that each returned message goes into 1,000 views."""
+    for number in range(1_000):
+        receiver = Receiver(1)
+        receiver.consumer = bench.engine.attach(bench.queue(), receiver, compile_selector(f"a = {number}"))
+    bench.broker.settle()
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_turn_returns_fewer_messages_if_they_visit_many_selectors(bench: Bench, failed: bool) -> None:
+    fill(bench, message_bytes("x", durable=False))
+    many_views(bench)
+    consumer = bench.broker.attach(bench.queue(), COUNT)
+    bench.broker.settle()
+    assert len(consumer.messages) == COUNT
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    bench.engine.detach(consumer.consumer, failed=failed)
+    assert bench.queue().ready.count < 60
+    assert most_in_a_turn(bench, lambda: bench.queue().ready.count) < 60
+    assert bench.queue().ready.count == COUNT
+
+
+def test_turn_returns_fewer_messages_of_a_group_if_they_visit_many_selectors(bench: Bench) -> None:
+    holder, other = bench.consumer(credit=1), bench.consumer(credit=0)
+    for number in range(COUNT + 1):
+        bench.put(number, group="g", durable=False)
+    bench.broker.give(other, 1)
+    bench.broker.settle()
+    queue = bench.queue()
+    assert queue.groups is not None
+    assert queue.groups.count == COUNT
+    many_views(bench)
+    bench.engine.detach(other.consumer, failed=False)
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    bench.engine.detach(holder.consumer, failed=False)
+    assert most_in_a_turn(bench, lambda: -queue.groups.count if queue.groups is not None else 0) < 60
+    assert queue.groups.count == 0
+    assert queue.ready.count == COUNT + 1
+
+
+def test_send_drops_fewer_messages_if_they_visit_many_selectors() -> None:
+    bench = Bench(Policy(AddressPolicy(when_full=DROP, max_bytes=50_000)))
+    fill(bench, message_bytes("x", durable=False))
+    many_views(bench)
+    bench.put("x" * 60_000, durable=False)
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    before = bench.engine.counters.dropped
+    bench.put("new", durable=False)
+    assert 0 < bench.engine.counters.dropped - before < 60
+    assert bench.queue().dropping
+    assert most_in_a_turn(bench, lambda: bench.engine.counters.dropped) < 120
+    assert not bench.queue().full()
+
+
+@pytest.mark.parametrize("body", [message_bytes("x"), header_bytes(False) + ANNOTATED], ids=["plain", "annotated"])
+def test_turn_dead_letters_few_messages_of_a_transaction_that_is_rolled_back(body: bytes) -> None:
+    bench = Bench(Policy(AddressPolicy(deliveries_max=1)))
+    fill(bench, body)
+    consumer = bench.consumer(credit=COUNT)
+    transaction = bench.engine.begin(b"1")
+    for message in consumer.messages:
+        bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    bench.engine.rollback(transaction)
+    most = 210 if body is not ANNOTATED and len(body) < 1_000 else 40
+    assert bench.engine.counters.dead_lettered < most
+    assert most_in_a_turn(bench, lambda: bench.engine.counters.dead_lettered) < most
+    assert bench.engine.counters.dead_lettered == COUNT
 
 
 def test_turn_delivers_few_large_messages(bench: Bench) -> None:
