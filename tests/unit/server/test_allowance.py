@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+from bascule.amqp.frames import frame_head
+from bascule.amqp.performatives import UINT_MAX, Attach, Detach, Source, Target, Transfer
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.core.user_limits import LimitRule, LimitRules, UserResource
 from bascule.server.allowance import GRANTS_PER_TURN, SendAllowance
 from bascule.server.links import PRODUCER_CREDIT
 from bascule.server.usage import UsageLimits
 from bascule.testing.broker import message_bytes
-from tests.unit.server.served import Client, Served
+from tests.unit.server.served import QUEUE, Client, Served
 from tests.unit.server.test_usage import run_async
 
 PER_S = 1000
@@ -167,3 +169,19 @@ async def test_limits_of_a_user_apply_to_its_connections() -> None:
     producer = client.producer("q")
     assert producer.credit == 3
     assert producer.remote.max_message_size == 2048
+
+
+@run_async
+async def test_end_of_a_link_whose_delivery_count_has_wrapped_returns_only_unused_credit() -> None:
+    served = Served()
+    allowance = SendAllowance(PER_S, Clock())
+    client = limited(served, allowance)
+    target, body = Target("q", capabilities=QUEUE), message_bytes("x")
+    client.session.send(Attach("p", 5, False, source=Source(), target=target, initial_delivery_count=UINT_MAX))
+    served.settle(client)
+    for number in range(2):
+        client.connection.data_received(frame_head(0, Transfer(5, number, b"%d" % number, settled=True), len(body)) + body)
+    assert served.engine.queue("q").held_messages == 2
+    client.session.send(Detach(5, True))
+    served.settle(client)
+    assert sum(allowance.take(PER_S) for _ in range(20)) == SLICE - 2
