@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from bascule.amqp.codec import decode, encode, read_descriptor, skip
@@ -420,6 +420,25 @@ def application_property(data: bytes, name: str) -> Any:
 def message_annotation(data: bytes, name: str) -> Any:
     """Return a message annotation, None if the message does not have it. Raises MalformedMessage."""
     return _named(data, MESSAGE_ANNOTATIONS, name)
+
+
+def message_annotations(data: bytes, names: Collection[str]) -> dict[str, Any]:
+    """Return the message annotations with these names, found in one pass. Raises MalformedMessage."""
+    wanted = {name.encode(): name for name in names}
+    found: dict[str, Any] = {}
+    for section, start, end in places(data):
+        if section == MESSAGE_ANNOTATIONS:
+            if not any(data.find(key, start, end) >= 0 for key in wanted):
+                break
+            try:
+                for key, value in keys(data, start):
+                    if (name := wanted.get(key)) is not None:
+                        found[name] = decode(data, value)[0]
+            except MALFORMED as error:
+                raise malformed(section, start, error) from None
+        if section >= MESSAGE_ANNOTATIONS:
+            break
+    return found
 
 
 def _named(data: bytes, wanted: int, name: str) -> Any:

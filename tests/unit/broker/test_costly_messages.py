@@ -12,6 +12,7 @@ from bascule.broker.message import Bodies, BodyOwner, BrokerMessage
 from bascule.broker.policy import DROP, AddressPolicy, Policy
 from bascule.broker.turns import TURN_STEPS
 from bascule.core.destination import Routing
+from bascule.jms.annotate import DELIVERIES, MOVED_AT, ORIGINAL_ADDRESS, ORIGINAL_QUEUE, ORIGINAL_ROUTING, REASON
 from bascule.jms.checks import ANNOTATION_ITEMS_MAX, APPLICATION_PROPERTIES_MAX, BODY_SECTIONS_MAX
 from bascule.jms.lookup import selector_lookup
 from bascule.jms.sections import (
@@ -210,6 +211,15 @@ def test_administration_step_returns_fewer_dead_letters_when_messages_have_many_
     done = [progress.done for progress in map(_copied, administration.return_dead_letters(bench.engine, dead))]
     assert done[0] < 40
     assert done[-1] == COUNT
+
+
+@pytest.mark.interpreted
+def test_annotations_of_a_dead_letter_are_read_in_one_pass(bench: Bench) -> None:
+    names = (ORIGINAL_ADDRESS, ORIGINAL_QUEUE, ORIGINAL_ROUTING, REASON, DELIVERIES, MOVED_AT)
+    annotations = {**ANNOTATIONS, **{Symbol(name): "x" for name in names}}
+    message = BrokerMessage(section_bytes(MESSAGE_ANNOTATIONS, annotations) + section_bytes(VALUE, "x"))
+    assert administration.dead_letter(bench.engine, message)["reason"] == "x"
+    assert calls_of(lambda: administration.dead_letter(bench.engine, message)) < 5 * len(annotations)
 
 
 def _copied(progress: administration.Progress) -> administration.Progress:
