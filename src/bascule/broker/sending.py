@@ -44,6 +44,8 @@ DROPPED_AT_ONCE = 200
 DROP_STEPS = 5
 #: Bytes of a message per step, for the annotations that a move has to examine, and the most steps of one message.
 MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX = 8, 1_500
+#: Bytes of a message that a move copies in one step.
+COPIED_BYTES_PER_STEP = 4_096
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _new: Final = tuple.__new__  # makes a Draft at less cost than Draft(...)
@@ -402,7 +404,7 @@ class Sending:
             MOVED_AT: Timestamp(self.clock()), DELIVERIES: UInt(queue.delivery_count(message)),
             ORIGINAL_EXPIRY: Timestamp(message.expiry_ms) if message.expiry_ms else None,
         }  # fmt: skip
-        self._deliveries.turns.left -= move_steps(message)
+        self._deliveries.turns.left -= move_steps(message) + message.size_bytes // COPIED_BYTES_PER_STEP
         body = self._deliveries.bodies.read(message)
         try:
             self.pass_on(queue, message, BrokerMessage(annotated(body, annotations), message.priority, 0, message.group), address)
