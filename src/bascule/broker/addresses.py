@@ -61,8 +61,8 @@ class Route(NamedTuple):
 
 #: Limit of selector steps for one message: for all subscriptions of one address, and for all subscriptions with wildcards.
 SELECTOR_STEPS_MAX = 50_000
-#: Limit of the steps to compare an address with the patterns of all subscriptions with wildcards, which is done when the address is used and
-#: some subscription has changed. Patterns of fewer words than in a step count for none.
+#: Limit of the steps to compare an address with the patterns of all subscriptions with wildcards, which is done when the address is used
+#: after a subscription has changed. Patterns of fewer words than in a step count for none.
 PATTERN_STEPS_MAX = 10_000
 #: Words of a pattern that are compared in a step of about a microsecond.
 PATTERN_WORDS_PER_STEP: Final = 10

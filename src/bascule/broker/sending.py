@@ -136,7 +136,8 @@ class Sending:
         """Accept or refuse a message, and answer ``port``: once the message is stored, or at once in a transaction.
 
         If a queue has to drop more messages than one turn has time for, and the caller ``waits``, return a function to call in the next
-        turn; else None. The message of a caller that does not wait goes in at once, and the queue makes room for it later. ``duplicate_ids`` are the ids that an earlier try has found, since the search in a large body takes long.
+        turn; else None. The message of a caller that does not wait goes in at once, and the queue makes room for it later.
+        ``duplicate_ids`` are the ids that an earlier try has found, since the search in a large body takes long.
         """
         try:
             if routing is Routing.ANYCAST and address not in self.addresses.anycast:

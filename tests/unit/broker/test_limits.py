@@ -120,7 +120,7 @@ class SearchedBody(bytes):
     searches = 0
 
     def find(self, *arguments: Any) -> int:
-        self.searches += 1
+        self.searches += arguments[1] == 0  # from the beginning
         return super().find(*arguments)
 
 

@@ -65,7 +65,7 @@ def test_time_is_bounded_by_the_length_of_the_text(pattern: str) -> None:
     assert len(regex._program) <= INSTRUCTIONS_MAX + 1
 
 
-@pytest.mark.parametrize("pattern", [r"\(?if", r"(?i)[а-я]+", r"(?i)[^\x00-\x1f]*", "(?i)[\u4e00-\u9fff]x", r"(?i)[]A-Z\]-]+"])
+@pytest.mark.parametrize("pattern", [r"\(?if", "(?i)[\u0430-\u044f]+", r"(?i)[^\x00-\x1f]*", "(?i)[\u4e00-\u9fff]x", r"(?i)[]A-Z\]-]+"])
 def test_expressions_that_look_costly_are_accepted(pattern: str) -> None:
     linear, compiled = LinearRegex(pattern), re.compile(pattern)
     for text in ("if", "(if", "ЖУК", "A]-", "\u4e01X", "\n"):
@@ -82,7 +82,7 @@ def test_expressions_that_look_costly_are_accepted(pattern: str) -> None:
 )  # fmt: skip
 def test_costly_expression_is_refused_before_python_compiles_it(pattern: str) -> None:
     def refused() -> None:
-        with pytest.raises(ValueError, match="too large|not supported|column"):
+        with pytest.raises(ValueError, match=r"too large|not supported|column"):
             LinearRegex(pattern)
 
     re.purge()

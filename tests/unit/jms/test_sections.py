@@ -133,13 +133,13 @@ BROKEN = {
     "endless descriptors": (b"\x00\x53\x77" + b"\x00\x44" * 5000, "values are nested more than 32 levels deep"),
     "a descriptor that is null": (b"\x00\x53\x77" + b"\x00\x40" * 5000, "the descriptor at byte 4 has type code 0x40"),
     "a list as descriptor": (b"\x00" + encode([None] * 5000), "the descriptor at byte 1 has type code 0xd0"),
-    "a list as descriptor of a value": (b"\x00\x53\x77\x00" + encode([None] * 5000) + b"\x40", "the descriptor at byte 4 has type code 0xd0"),
+    "a value with a list as descriptor": (b"\x00\x53\x77\x00" + encode([None] * 5000) + b"\x40", "at byte 4 has type code 0xd0"),
     "bytes after the body": (TEXT + b"x", "0x78, not with a descriptor"),
 }  # fmt: skip
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("name", ["endless descriptors", "a descriptor that is null", "a list as descriptor", "a list as descriptor of a value"])
+@pytest.mark.parametrize("name", ["endless descriptors", "a list as descriptor", "a value with a list as descriptor"])
 def test_refusal_of_a_descriptor_costs_the_same_for_any_size(name: str) -> None:
     def refused() -> None:
         with pytest.raises(MalformedMessage):

@@ -42,7 +42,7 @@ def arguments_in(body: bytes) -> object:
 )
 def test_arguments_are_refused_in_a_time_proportional_to_their_size(body: bytes) -> None:
     def refused() -> None:
-        with pytest.raises(InvalidInput, match="not valid JSON|nested more than"):
+        with pytest.raises(InvalidInput, match=r"not valid JSON|nested more than"):
             arguments_in(body)
 
     assert processor_s(refused) < COST_S_MAX

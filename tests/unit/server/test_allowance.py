@@ -181,6 +181,7 @@ async def test_end_of_a_link_whose_delivery_count_has_wrapped_returns_only_unuse
     served.settle(client)
     for number in range(2):
         client.connection.data_received(frame_head(0, Transfer(5, number, b"%d" % number, settled=True), len(body)) + body)
+    served.settle(client)
     assert served.engine.queue("q").held_messages == 2
     client.session.send(Detach(5, True))
     served.settle(client)
