@@ -332,6 +332,7 @@ OTHERS: Final = {
     "server.websocket.MESSAGE_BYTES_MAX": "the size of messages that the broker itself sends",
     "journal.fence.STRAY_RECORDS_MAX": "how far readers of the journal look, by the appends in flight",
     "journal.records.INDEX_MAX": "the range of an index in a record",
+    "jms.checks.SECTIONS_BEFORE_BODY_BYTES_MAX": "how far the search for an application property looks, by the limits of the sections",
     "jms.sections.PRIORITY_MAX": "the range of a priority; a higher one counts as this",
     "server.connection_reset.RESETS_MAX": "how often the broker itself resets a connection",
     "server.epoch.STILL_MAX": "how long the broker itself may stand still",

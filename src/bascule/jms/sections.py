@@ -140,10 +140,11 @@ _NO_PROPERTIES: Final[_Properties] = (None, None, None, 0, 0, None)
 _new: Final = tuple.__new__  # makes a Scan, because Scan(...) and Scan._make take several times as long
 
 
-def scan(data: bytes) -> Scan:
+def scan(data: bytes, *, body_text: bool = True) -> Scan:
     """Return the fields of a new message, which must satisfy every rule. Raises MalformedMessage.
 
-    For stored messages use ``head_of`` and ``group_of``, because newer rules must not apply to them.
+    Without ``body_text``, the text of an amqp-value is not checked: see ``large_texts``. For stored messages use ``head_of`` and
+    ``group_of``, because newer rules must not apply to them.
     """
     size = len(data)
     header = NO_HEADER
@@ -184,7 +185,7 @@ def scan(data: bytes) -> Scan:
                 header = header_fields(data[start:end])
                 body_start = end
             elif section == VALUE:
-                if code in _STRINGS:
+                if code in _STRINGS and body_text:
                     check_text(data[start + (2 if code == STRING8 else 5) : end])
             elif section == DELIVERY_ANNOTATIONS:
                 annotations_of(data[start:end])
