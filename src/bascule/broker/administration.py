@@ -153,7 +153,7 @@ def return_dead_letters(
         check(target)
         _check_room(target)
         now_ms = engine.clock()
-        expiry_ms = origin.get(ORIGINAL_EXPIRY)
+        expiry_ms: Any = origin.get(ORIGINAL_EXPIRY)
         lives = isinstance(expiry_ms, int) and now_ms < expiry_ms <= TIME_MAX_MS  # any client may have set the annotation
         copy = BrokerMessage(annotated(body, {}), message.priority, int(expiry_ms) if lives else 0, message.group)
         draft = Draft(copy, NOWHERE, target.routing, engine.bodies.read(copy), message.durable, "")
