@@ -63,7 +63,7 @@ class Transfers:
                 what = f"message format 0x{event.message_format:x} is not supported; only 0, the format of AMQP, is"
                 raise AmqpError(NOT_IMPLEMENTED, what)
             body = event.payload
-            facts = scan(body, body_text=not text_checked)
+            facts = scan(body, body_text=False) if text_checked else scan(body)
             if client.user_ids is not None:
                 body, facts = self._with_user_id(event, producer, client.user_ids, facts)
             transaction = None if event.txn_id is None else client.transaction(event.txn_id)
