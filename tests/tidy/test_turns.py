@@ -38,7 +38,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "amqp/connection.py Connection._take_in", "amqp/outgoing.py OutgoingMessages.write_more", "server/client.py Client.release",
     ),
     "the links of a session, HANDLE_MAX_DEFAULT, and for an attach the sessions of its connection": (
-        "amqp/session.py Session._close_links", "amqp/session.py Session._on_attach", "amqp/session.py Session._withhold",
+        "amqp/session.py Session._detach_links", "amqp/session.py Session._on_attach", "amqp/session.py Session._withhold",
         "amqp/session.py Session.give_back",
     ),
     "the links of a connection, LINKS_MAX, once in the life of the connection or for one of a few connections of a page or reload": (
@@ -46,8 +46,8 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "server/status.py connection_status",
     ),
     "the unsettled deliveries of a session, UNSETTLED_PER_SESSION_MAX, once in the life of a link or session": (
-        "amqp/session.py Session.abandon", "amqp/unsettled.py SentDeliveries.clear", "broker/delivery.py Deliveries.detach",
-        "server/links.py ConsumerLink.fail_oldest",
+        "amqp/session.py Session.abandon", "amqp/unsettled.py SentDeliveries.clear", "amqp/unsettled.py SentDeliveries.pop_link",
+        "broker/delivery.py Deliveries.detach", "server/links.py ConsumerLink.fail_oldest",
     ),
     "the pipelines defined at run time: DEFINITIONS_MAX": (
         "broker/coverage.py DivertCoverage._cover", "broker/coverage.py DivertCoverage._mark", "server/coverage.py CoverageControl._read",
@@ -93,7 +93,8 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "ROLLED_BACK_AT_ONCE transactions, and their queues": ("broker/local_transactions.py LocalTransactions.rollback_all",),
     "a piece of a plan, or all of its ids after five rounds: MESSAGES_PER_RECORD_MAX": (
-        "broker/intake.py Intake.plan_lacks_room", "broker/planned_sends.py Piece.count", "broker/planned_sends.py PlannedSends._again",
+        "broker/intake.py Intake.plan_lacks_room", "broker/planned_sends.py Piece.compare_steps",
+        "broker/planned_sends.py Piece.count", "broker/planned_sends.py PlannedSends._again",
         "broker/planned_sends.py PlannedSends._expect", "broker/planned_sends.py PlannedSends._few_outdated",
         "broker/planned_sends.py PlannedSends._outdated", "broker/planned_sends.py PlannedSends.decide",
     ),
@@ -104,6 +105,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "the ids of a planned message or piece, and the segments of one window: duplicate_count of the address": (
         "broker/duplicates.py DuplicateWindow.add_all", "broker/duplicates.py DuplicateWindow.remembered",
     ),
+    "clients that are forgotten in favour of others: REMEMBERED_MAX": ("server/interruptions.py Interruptions.lost",),
     "WINDOWS_MAX": ("broker/duplicates.py DuplicateWindows._drop_half",),
     "BUCKETS": ("broker/groups.py Groups.leave",),
     "the consumers of one queue: broker.max_links_per_user": ("broker/groups.py Groups.pop_some",),

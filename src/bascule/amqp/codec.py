@@ -81,7 +81,7 @@ from bascule.amqp.types import (
     UShort,
 )
 
-__all__ = ["Budget", "decode", "encode", "skip"]
+__all__ = ["Budget", "decode", "encode", "read_descriptor", "skip"]
 
 
 class Budget:
@@ -289,11 +289,14 @@ def _array(pair: struct.Struct) -> Reader:
 
 
 def _descriptor(buffer: bytes, position: int, budget: Budget) -> tuple[Any, int]:
-    """Return the descriptor at ``position``. AMQP reserves all types but ulong and symbol (part 1, section 1.2.1)."""
-    descriptor, end = _READERS[buffer[position]](buffer, position + 1, budget)
-    if type(descriptor) is not ULong and type(descriptor) is not Symbol:
-        raise DecodeError(f"the descriptor at byte {position} is a {type(descriptor).__name__}; it must be a ulong or symbol")
-    return descriptor, end
+    """Return the descriptor at ``position``. AMQP reserves all types but ulong and symbol (part 1, section 1.2.1).
+
+    The type is checked before the value is read, because any other type may have a million items.
+    """
+    code = buffer[position]
+    if code not in _DESCRIPTOR_CODES:
+        raise DecodeError(f"the descriptor at byte {position} has type code 0x{code:02x}; it must be a ulong or symbol")
+    return _READERS[code](buffer, position + 1, budget)
 
 
 def _described(buffer: bytes, position: int, budget: Budget) -> tuple[Any, int]:
@@ -304,13 +307,25 @@ def _described(buffer: bytes, position: int, budget: Budget) -> tuple[Any, int]:
     return Described(descriptor, value), position
 
 
+def read_descriptor(data: bytes, position: int) -> tuple[Any, int]:
+    """Return the descriptor at ``position``, which is a ULong or a Symbol, and the position after it.
+
+    Raises IndexError, struct.error, ValueError, DecodeError.
+    """
+    return _descriptor(data, position, Budget())
+
+
 def skip(data: bytes, position: int) -> int:
     """Return the end of the value at ``position`` according to its size, which may be beyond the data.
 
     Raises IndexError, struct.error, ValueError, DecodeError.
     """
+    levels = 0
     while data[position] == DESCRIBED:
-        _, position = decode(data, position + 1)
+        levels += 1
+        if levels > DEPTH_MAX:  # a message of 64 MiB could have 33 million levels
+            raise DecodeError(f"values are nested more than {DEPTH_MAX} levels deep")
+        _, position = read_descriptor(data, position + 1)
     width = WIDTH[data[position]]
     if width >= 0:
         return position + 1 + width
@@ -322,6 +337,8 @@ def skip(data: bytes, position: int) -> int:
     raise ValueError(f"unknown type code 0x{data[position]:02x} at byte {position}")
 
 
+#: The types of descriptors.
+_DESCRIPTOR_CODES: Final = frozenset({ULONG, SMALL_ULONG, ULONG0, SYMBOL8, SYMBOL32})
 #: Key types whose hash is randomized per process, so that a peer cannot make keys collide.
 _TEXT_KEYS: Final = frozenset({str, Symbol, bytes})
 #: Key types whose hash a peer can choose. Null and floats are not allowed as keys, because NaN is not equal to itself.

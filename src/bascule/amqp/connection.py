@@ -50,7 +50,10 @@ class Connection:
         max_frame_size: int = FRAME_SIZE_BYTES_DEFAULT, idle_timeout_s: float | None = 60.0, limits: ConnectionLimits | None = None,
         require_sasl: bool = False, started_s: float | None = None, in_steps: bool = False,
     ) -> None:  # fmt: skip
-        """``in_steps``: a detach, end, close or protocol error waits until the application has handled the earlier events."""
+        """``in_steps``: a detach, end, close or protocol error waits until the application has handled the earlier events.
+
+        Then the application also calls ``forget_deliveries`` for each of the ``ended_sessions``, which may have very many.
+        """
         self.role = role
         self.container_id = container_id
         self.limits = limits or ConnectionLimits()
@@ -73,6 +76,7 @@ class Connection:
         self.withholding: dict[Session, None] = {}  # sessions that may show withheld credit again after all received frames
         self.sessions: dict[int, Session] = {}  # by the channel of the peer
         self._own_channels: dict[int, Session] = {}
+        self.ended_sessions: list[Session] = []  # with the connection; see ``in_steps``
         self._sasl = sasl
         self._require_sasl = require_sasl
         self._in_steps = in_steps
@@ -460,8 +464,12 @@ class Connection:
         self.buffer.clear()
         for session in self._own_channels.values():
             session.on_connection_end()
+        self.ended_sessions += self._own_channels.values()
         self.sessions.clear()
         self._own_channels.clear()
+        if not self._in_steps:
+            for session in self.ended_sessions:
+                session.forget_deliveries()
         self.emit(ConnectionClosed(error, by_peer))
 
     def _new_session(self, channel: int | None) -> Session:

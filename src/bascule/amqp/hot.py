@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from bascule.amqp.codec import decode
+from bascule.amqp.codec import Budget, decode
 from bascule.amqp.composite import Composite, load
 from bascule.amqp.composite import encode_composite as _encode
 from bascule.amqp.constructors import BINARY8, DESCRIBED, FALSE, LIST8, LIST32, NULL, SMALL_UINT, SMALL_ULONG, TRUE, UINT, UINT0
@@ -30,6 +30,9 @@ _u32_from, _pair32_from = _U32.unpack_from, _PAIR32.unpack_from
 #: Maximum number of cached frame tails: each transaction adds one or two, used by a few frames only.
 _TAILS_REMEMBERED: Final = 256
 _TAIL_SIZE_BYTES_MAX: Final = 255
+#: Maximum number of items in a cached frame tail, over all nested values. An array of 255 items may have four bytes. Transfers and
+#: dispositions of clients have fewer than ten, also with the error of a rejection.
+_TAIL_ITEMS_MAX: Final = 64
 #: Maximum size of a cached frame tail with its decoded values.
 _TAIL_ENTRY_BYTES: Final = 8192
 
@@ -126,9 +129,9 @@ def _read_disposition_tail(octets: bytes) -> tuple[int, bool, Any]:
 
 def _values(values: list[Any], octets: bytes) -> list[Any]:
     """Return ``values`` and the values encoded in ``octets``. Raises DecodeError."""
-    position = 0
+    position, budget = 0, Budget(_TAIL_ITEMS_MAX)
     while position < len(octets):
-        value, position = decode(octets, position)
+        value, position = decode(octets, position, budget)
         values.append(value)
     return values
 

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 #: Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
 _OPENED: Final = ConnectionState.OPENED
 _AMQP_FRAME, _FRAME_HEADER_SIZE, _frame_header_from = frames.AMQP_FRAME, frames.FRAME_HEADER_SIZE, frames.FRAME_HEADER.unpack_from
-#: Steps of a frame that the general decoder reads, besides the step of every frame.
+#: Steps of a frame that the general decoder reads, besides the step of every frame, and its bytes for one more step. The payload of a
+#: transfer is not decoded.
 _OTHER_FRAME_STEPS: Final = 2
+_BYTES_PER_STEP: Final = 1024
+_TRANSFER: Final = b"\x00\x53\x14"
 #: Reads the fields of a frame from a position; returns None, or raises one of _UNUSUAL, if the general decoder must read the frame.
 Read = Callable[[bytes, int, int], Any]
 #: Handles the fields of a frame, whose payload ends at a position.
@@ -29,7 +32,7 @@ _UNUSUAL: Final = (IndexError, struct.error, DecodeError)
 #: By the first bytes of the frame's body.
 _HOT_FRAMES: Final[dict[bytes, tuple[Read, Take]]] = {
     b"\x00\x53\x13": (hot.read_flow, Session.on_flow),
-    b"\x00\x53\x14": (hot.read_transfer, Session.on_transfer),
+    _TRANSFER: (hot.read_transfer, Session.on_transfer),
     b"\x00\x53\x15": (hot.read_disposition, take_disposition),
 }
 
@@ -75,6 +78,8 @@ def take_frames(connection: Connection, data: bytes, position: int) -> int:
                         continue
                     break
         connection.steps_left -= _OTHER_FRAME_STEPS
+        if data[start : start + 3] != _TRANSFER:
+            connection.steps_left -= length // _BYTES_PER_STEP
         connection.take_frame(data[start:end], kind, channel)
         if connection.closed or connection.state in HEADER_DUE or connection.login_check is not None:
             return position

@@ -370,7 +370,7 @@ class ReceiverLink(Link):
                 self._discard(tail)
             return
         if (partial := self._partial) is not None:
-            self._continue(partial, delivery_id, data[payload:end], tail)
+            self._continue(partial, frame, data[payload:end])
             return
         if delivery_id is None or tag is None:
             raise SessionFault(INVALID_FIELD, f"first transfer of a delivery on link {self.name!r:.60} has no id or tag")
@@ -394,9 +394,13 @@ class ReceiverLink(Link):
             self._partial = Partial(delivery_id, tag, tail)
             self._gather(self._partial, data[payload:end])
 
-    def _continue(self, partial: Partial, delivery_id: int | None, payload: bytes, tail: TransferTail) -> None:
+    def _continue(self, partial: Partial, frame: TransferTuple, payload: bytes) -> None:
+        _, delivery_id, tag, _, tail = frame
         if delivery_id is not None and delivery_id != partial.delivery_id:
             raise SessionFault(INVALID_FIELD, f"delivery {delivery_id} begins before delivery {partial.delivery_id} is complete")
+        if (tag is not None and tag != partial.tag) or not partial.goes_on_with(tail):
+            what = f"a transfer of delivery {partial.delivery_id} differs from its first one in delivery-tag, message-format or transaction"
+            raise SessionFault(INVALID_FIELD, what)
         if tail.aborted:
             self._aborted()
             return

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import TYPE_CHECKING
 
+from bascule.amqp.performatives import TransactionalState
+
 if TYPE_CHECKING:
     from bascule.amqp.connection import Connection
     from bascule.amqp.hot import TransferTail
@@ -27,6 +29,16 @@ class Partial:
         self.tail = tail
         self.octets = BytesIO()
         self.size_bytes = 0
+
+    def goes_on_with(self, tail: TransferTail) -> bool:
+        """Return whether a later frame has the message format and the transaction of the first one, or none.
+
+        AMQP 1.0 part 2, section 2.7.5, and part 4, section 4.4.1. A message of which only a part is in a transaction has no meaning.
+        """
+        if tail.message_format and tail.message_format != self.tail.message_format:
+            return False
+        state, first = tail.state, self.tail.state
+        return type(state) is not TransactionalState or (type(first) is TransactionalState and first.txn_id == state.txn_id)
 
 
 class PartialBudget:

@@ -357,11 +357,20 @@ class Session:
         self.move(SessionInput.SEND_END)
 
     def on_connection_end(self) -> None:
-        """End with the connection; later calls of the application do nothing."""
+        """End with the connection; later calls of the application do nothing. ``forget_deliveries`` releases the rest."""
         self.state = SessionState.ENDED
-        self._close_links()
+        self._detach_links()
+
+    def forget_deliveries(self) -> list[Delivery]:
+        """Release the unsettled deliveries after the end; return those that were sent."""
+        self.incoming_unsettled.clear()
+        return self.sent.clear()
 
     def _close_links(self) -> list[Delivery]:
+        self._detach_links()
+        return self.forget_deliveries()
+
+    def _detach_links(self) -> None:
         for link in self.links.values():
             link.state, link.credit = LinkState.DETACHED, 0
             if isinstance(link, ReceiverLink):
@@ -369,8 +378,6 @@ class Session:
         self.links.clear()
         self._by_remote_handle.clear()
         self.drop_outgoing()
-        self.incoming_unsettled.clear()
-        return self.sent.clear()
 
     def on_performative(self, performative: Composite) -> None:
         """Handle attach, flow, disposition and detach from the general decoder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from bascule.amqp.events import Delivery
@@ -70,11 +71,13 @@ class Unsettled(Generic[T]):
         by_id, ids = self.by_id, self.ids
         start, end = bisect_left(ids, low), bisect_right(ids, high)
         found: list[tuple[int, T]] = []
-        while start < end and len(found) < most:
-            piece = ids[start : min(end, start + most - len(found))]
-            found += [(delivery_id, by_id.pop(delivery_id)) for delivery_id in piece if delivery_id in by_id]
-            del ids[start : start + len(piece)]
-            end -= len(piece)
+        place = start
+        while place < end and len(found) < most:
+            delivery_id = ids[place]
+            place += 1
+            if delivery_id in by_id:
+                found.append((delivery_id, by_id.pop(delivery_id)))
+        del ids[start:place]  # once: each deletion moves all later ids, and a hundred thousand ids may be removed from by_id already
         return found
 
     def clear(self) -> None:
@@ -155,9 +158,10 @@ class SentDeliveries:
             link.held = set()
             self._lose(self._undecided.by_id)
             return self.clear()
-        held, link.held = link.held, set()
-        self._lose(filter(self._undecided.by_id.__contains__, sorted(held)))
-        popped = (self._undecided.pop(delivery_id) or self._decided.pop(delivery_id) for delivery_id in sorted(held))
+        held, link.held = sorted(link.held), set()
+        undecided, decided = self._undecided.by_id, self._decided.by_id
+        self._lose(list(islice(filter(undecided.__contains__, reversed(held)), LOST_MAX))[::-1])
+        popped = [undecided.pop(delivery_id, None) or decided.pop(delivery_id, None) for delivery_id in held]
         return [delivery for delivery in popped if delivery is not None]
 
     def clear(self) -> list[Delivery]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from sys import getsizeof
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bascule.broker.errors import ResourceLimit
 from bascule.broker.memory import ROUTE_BYTES, MemoryAccount
@@ -61,6 +61,11 @@ class Route(NamedTuple):
 
 #: Limit of selector steps for one message: for all subscriptions of one address, and for all subscriptions with wildcards.
 SELECTOR_STEPS_MAX = 50_000
+#: Limit of the steps to compare an address with the patterns of all subscriptions with wildcards, which is done when the address is used
+#: after a subscription has changed. Patterns of fewer words than in a step count for none.
+PATTERN_STEPS_MAX = 10_000
+#: Words of a pattern that are compared in a step of about a microsecond.
+PATTERN_WORDS_PER_STEP: Final = 10
 #: Steps to decide for one queue whether it gets a message.
 PUT_STEPS = 2
 #: Maximum number of routes that are kept. Anonymous producers may use any number of addresses, and routes are cheap to compute again.
@@ -73,6 +78,13 @@ _WILDCARDS = "#"
 
 def _steps_key(address: str) -> str:
     return _WILDCARDS if has_wildcards(address) else address
+
+
+def _pattern_steps(queue: BrokerQueue) -> int:
+    """Return the steps to compare an address with the pattern of a subscription; 0 for a queue, and for an address without wildcards."""
+    if queue.routing is Routing.ANYCAST or not has_wildcards(queue.address):
+        return 0
+    return (queue.address.count(".") + 1) // PATTERN_WORDS_PER_STEP
 
 
 @dataclass(slots=True)
@@ -98,6 +110,7 @@ class AddressBook:
     version: int = 0  # changes with each change of a binding
     routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)  # the routes that are kept
     _selector_steps: Counter[str] = field(default_factory=Counter)  # by address; one sum for all addresses with wildcards
+    _pattern_steps: int = 0  # of all subscriptions with wildcards
 
     def __post_init__(self) -> None:
         self.use(self.diverts)
@@ -126,8 +139,14 @@ class AddressBook:
             self._bound.remove(queue.address, queue)
         self._changed()
 
-    def check_selector(self, queue: BrokerQueue) -> None:
-        """Check that the selectors of an address stay within their limit of steps with one more subscription. Raises ResourceLimit."""
+    def check_steps(self, queue: BrokerQueue) -> None:
+        """Check that selectors and patterns stay within their limits of steps with one more subscription. Raises ResourceLimit."""
+        words = _pattern_steps(queue)
+        if words and self._pattern_steps + words > PATTERN_STEPS_MAX:
+            raise ResourceLimit(
+                f"the pattern {queue.address[:60]!r} has {queue.address.count('.') + 1} words, and all subscriptions with wildcards"
+                f" together may have {PATTERN_STEPS_MAX * PATTERN_WORDS_PER_STEP}; use shorter patterns"
+            )
         steps = queue.wanting_steps
         if steps and self._selector_steps[_steps_key(queue.address)] + steps > SELECTOR_STEPS_MAX:
             whose = "with wildcards" if has_wildcards(queue.address) else f"of {queue.address[:60]!r}"
@@ -137,6 +156,7 @@ class AddressBook:
 
     def _count(self, queue: BrokerQueue, change: int) -> None:
         self.names_bytes += change * sum(map(getsizeof, {queue.name, queue.address, queue.subscription}))
+        self._pattern_steps += change * _pattern_steps(queue)
         if steps := change * queue.wanting_steps:
             key = _steps_key(queue.address)
             self._selector_steps[key] += steps

@@ -7,7 +7,7 @@ began are left alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -34,7 +34,7 @@ from bascule.jms.annotate import (
     annotated,
 )
 from bascule.jms.ids import message_id_text
-from bascule.jms.sections import TIME_MAX_MS, message_annotation, property_fields_of
+from bascule.jms.sections import TIME_MAX_MS, message_annotations, property_fields_of
 from bascule.jms.selector import Selector
 
 #: The journal address of a message that goes to one queue by name. No pattern of a divert matches this address.
@@ -54,6 +54,9 @@ OTHER: Final = "other reasons"
 FAILED = "the broker failed; see the broker's log"
 
 
+#: The annotations by which a dead letter is returned, and those that its description needs.
+_ORIGIN: Final = (ORIGINAL_ADDRESS, ORIGINAL_QUEUE, ORIGINAL_ROUTING, ORIGINAL_EXPIRY)
+_DESCRIBED: Final = (ORIGINAL_ADDRESS, ORIGINAL_QUEUE, ORIGINAL_ROUTING, REASON, DELIVERIES, MOVED_AT)
 #: The reason reported for a chosen message that neither waits nor is delayed any more.
 GONE: Final = "not in the queue any more, or held by a consumer"
 
@@ -144,13 +147,14 @@ def return_dead_letters(
 
     def act(message: BrokerMessage) -> None:
         body = engine.bodies.read(message)
-        target = _origin(engine, body)
+        engine.turns.left -= 2 * move_steps(message)  # the annotations are read, and left out of the copy
+        origin = message_annotations(body, _ORIGIN)
+        target = _origin(engine, origin)
         check(target)
         _check_room(target)
         now_ms = engine.clock()
-        expiry_ms = message_annotation(body, ORIGINAL_EXPIRY)
+        expiry_ms: Any = origin.get(ORIGINAL_EXPIRY)
         lives = isinstance(expiry_ms, int) and now_ms < expiry_ms <= TIME_MAX_MS  # any client may have set the annotation
-        engine.turns.left -= move_steps(message)
         copy = BrokerMessage(annotated(body, {}), message.priority, int(expiry_ms) if lives else 0, message.group)
         draft = Draft(copy, NOWHERE, target.routing, engine.bodies.read(copy), message.durable, "")
         engine.put_into(queue, message, draft, target)
@@ -194,11 +198,13 @@ def dead_letter(engine: Engine, message: BrokerMessage) -> dict[str, Any]:
     except BodyUnavailable:
         body = b""
 
+    try:
+        annotations = message_annotations(body, _DESCRIBED)
+    except BasculeError:
+        annotations = {}
+
     def said(name: str) -> Any:
-        try:
-            return _plain(message_annotation(body, name))
-        except BasculeError:
-            return None
+        return _plain(annotations.get(name))
 
     try:
         identity = property_fields_of(body)[0]
@@ -289,12 +295,12 @@ def _check_room(queue: BrokerQueue) -> None:
         raise QueueFull(f"queue {queue.name!r} is full")
 
 
-def _origin(engine: Engine, body: bytes) -> BrokerQueue:
+def _origin(engine: Engine, origin: Mapping[str, Any]) -> BrokerQueue:
     """Return the queue or subscription that a dead letter came from. Raises UnknownAddress, ResourceLimit."""
-    address, name = message_annotation(body, ORIGINAL_ADDRESS), message_annotation(body, ORIGINAL_QUEUE)
+    address, name = origin.get(ORIGINAL_ADDRESS), origin.get(ORIGINAL_QUEUE)
     if not isinstance(address, str) or not isinstance(name, str):
         raise UnknownAddress("a client sent the message to this queue; the message has no original address")
-    if message_annotation(body, ORIGINAL_ROUTING) != Routing.MULTICAST:
+    if origin.get(ORIGINAL_ROUTING) != Routing.MULTICAST:
         return engine.queue(address)
     subscription = engine.addresses.subscriptions.get(name)
     if subscription is None:

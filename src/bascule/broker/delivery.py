@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
@@ -37,10 +38,8 @@ DUE_STEPS = 4
 DUE_MAX = 1_000
 #: Delivery counts in one journal entry: a consumer may return any number of messages, and the size of a record is limited.
 COUNTS_MAX = 10_000
-
 #: Pause before the next try for a message that could not be moved, or whose body could not be read.
 FAILED_RETRY_MS = 60_000
-
 #: Why a message was moved to another address.
 ATTEMPTS, REJECTED, EXPIRED = "delivery-attempts", "rejected", "expired"
 
@@ -64,7 +63,7 @@ class Deliveries:
         matching = Matching(bodies, self.errors)
         self.matches, self.wants = matching.matches, matching.wants
         self._search = Allowance()  # of the queue that is being served
-        self.dirty: dict[BrokerQueue, None] = {}  # queues that may have messages to deliver
+        self.dirty: OrderedDict[BrokerQueue, None] = OrderedDict()  # queues that may have messages to deliver; see BrokerQueue.takers
         self.returns = Returns(self.turns, self.dirty)
         self._reservations = Reservations(journaling, self.dirty)
         self.leaving = LeavingMessages(journaling, self.turns, self.forget)
@@ -276,7 +275,8 @@ class Deliveries:
             dead = [message for message, count in counts.items() if count >= deliveries_max]
             messages = [message for message, count in counts.items() if count < deliveries_max]
             if queue.settings.redelivery_delay_ms:
-                messages = self._postpone(queue, messages, counts)
+                self._postpone(queue, messages, counts)
+                messages = []
         if messages:
             queue.put_back(messages)
             self.dirty[queue] = None
@@ -285,17 +285,21 @@ class Deliveries:
                     queue.feed()
                 if message.expiry_ms:
                     self.watch_expiry(queue, message.expiry_ms)
+        if dead:
+            self.returns.begin(queue, self._dead_lettering(queue, dead))
+
+    def _dead_lettering(self, queue: BrokerQueue, dead: list[BrokerMessage]) -> Work:
         for message in dead:
             self._dead_letter(queue, message, ATTEMPTS)
+            yield expiry.EXPIRE_STEPS
 
-    def _postpone(self, queue: BrokerQueue, messages: list[BrokerMessage], counts: dict[BrokerMessage, int]) -> list[BrokerMessage]:
+    def _postpone(self, queue: BrokerQueue, messages: list[BrokerMessage], counts: dict[BrokerMessage, int]) -> None:
         """Delay messages whose delivery failed. The delay is not journaled: after a restart the messages may be delivered at once."""
         by_pause: dict[int, list[BrokerMessage]] = {}
         for message in messages:
             by_pause.setdefault(queue.settings.redelivery_pause_ms(counts[message]), []).append(message)
         for pause_ms, postponed in by_pause.items():
             self._postpone_by(queue, postponed, pause_ms)
-        return []
 
     def _postpone_by(self, queue: BrokerQueue, messages: list[BrokerMessage], pause_ms: int) -> None:
         due_ms = self.clock() + pause_ms
@@ -365,7 +369,6 @@ class Deliveries:
     def dispatch(self) -> None:
         """Deliver waiting messages in all changed queues, at the end of each turn. If no steps are left, the next turn continues."""
         turns, dirty = self.turns, self.dirty
-        slice_steps = turns.slice_steps_max
         while dirty:
             if turns.left <= 0:
                 turns.on_backlog()
@@ -374,7 +377,7 @@ class Deliveries:
             del dirty[queue]
             if queue.deleted or queue.returning:
                 continue
-            others_left = turns.left - min(slice_steps, turns.left)
+            others_left = turns.left - min(turns.slice_steps_max, turns.left)
             turns.left -= others_left
             try:
                 if not self._dispatch(queue):

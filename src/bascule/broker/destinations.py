@@ -23,6 +23,8 @@ from bascule.journal.records import Op, json_entry, queue_deleted_entry
 
 #: Steps of releasing a message of a deleted queue.
 RELEASE_STEPS = 1
+#: Messages that are removed from the index of journaled messages in a step.
+REMOVED_PER_STEP = 20
 #: Changes of a queue, as the audit names them.
 CREATED = "create queue"
 DELETED = "delete queue"
@@ -94,7 +96,7 @@ class Destinations:
             self._deliveries.memory.check_selector(selector)
         queue = BrokerQueue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
         queue.select(selector)
-        self.addresses.check_selector(queue)
+        self.addresses.check_steps(queue)
         queue.no_local_container, queue.subscription = no_local, subscription
         queue.shared, queue.auto_created, queue.user = shared, auto_created, user
         if replaces is not None:
@@ -181,7 +183,9 @@ class Destinations:
 
     def _released(self, queue: BrokerQueue, unacked: list[dict[int, BrokerMessage]]) -> Work:
         """Release the messages of a deleted queue. Yields steps. One journal entry covers the whole queue."""
-        queue.held = Held()  # no snapshot reads the messages any more
+        journaled, queue.held = queue.held, Held()  # no snapshot reads the messages any more
+        for count in journaled.emptied():
+            yield count // REMOVED_PER_STEP
         groups = queue.groups
         while messages := queue.delayed.pop_some() or queue.ready.pop_some() or (groups is not None and groups.pop_some()):
             for message in messages:

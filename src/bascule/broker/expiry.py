@@ -76,7 +76,7 @@ class Expiry:
         place, now_ms, following_ms, expired_bytes = FRONT, self._clock(), 0, 0
         while waiting := queue.after(place, SWEPT_MESSAGES):
             place = place_of(waiting[-1])
-            expired = [message for message in waiting if 0 < message.expiry_ms <= now_ms]
+            expired = [message for message in waiting if message.expiry_ms and message.expiry_ms <= now_ms]  # also before 1970
             later_ms = min((message.expiry_ms for message in waiting if message.expiry_ms > now_ms), default=0)
             following_ms = min(following_ms or later_ms, later_ms or following_ms)
             yield len(waiting) // _PER_STEP + 1

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 BUCKETS: Final = 1024
 #: Steps to set a message aside, or to put it back.
 MOVE_STEPS: Final = 5
+#: Steps of one piece of the messages that are put back.
+PIECE_STEPS: Final = 1_000
 
 
 class Groups:
@@ -93,11 +95,14 @@ class Groups:
 
     def _return(self, consumer: QueueConsumer) -> Work:
         own = self._parked.get(consumer)
-        while own is not None and (returned := own.pop_some()):
-            for message in returned:
+        while own is not None and own.count:
+            steps = 0
+            while steps < PIECE_STEPS and (message := own.peek()) is not None:
+                own.remove(message)
                 del self._places[message.position]
                 self._queue_ready.insert(message)
-            yield (MOVE_STEPS + self._queue_ready.take_steps) * len(returned)
+                steps += MOVE_STEPS + self._queue_ready.take_steps
+            yield steps
         self._parked.pop(consumer, None)
 
     def remove(self, message: BrokerMessage) -> bool:

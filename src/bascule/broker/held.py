@@ -89,6 +89,12 @@ class Held:
             firsts[0] = -1
             self._tail = self._blocks[-1]
 
+    def emptied(self) -> Iterator[int]:
+        """Remove all messages block by block, of a queue that is deleted. Yield their numbers."""
+        while self._blocks:
+            block = self._blocks.pop()
+            yield len(block)
+
     def get(self, mid: int) -> BrokerMessage | None:
         """Return the message with a mid, or None."""
         return self._block(mid).get(mid)

@@ -29,8 +29,11 @@ SEND_STEPS: Final = 4
 PIECE_STEPS: Final = 200
 #: Outdated pieces with at most this many steps are planned again in the turn that carries out the plan.
 AT_ONCE_STEPS: Final = 2_000
-#: Routes that are compared in that turn.
-ROUTES_AT_ONCE: Final = 4_000
+#: Steps to compare routes in that turn.
+COMPARED_AT_ONCE_STEPS: Final = 20_000
+#: Steps to compare a route, and queues of it for one more step: the route is worked out again.
+COMPARE_STEPS: Final = 5
+QUEUES_PER_STEP: Final = 2
 #: Outdated pieces are planned again in further turns at most this many times: clients that change bindings all the time must not delay a
 #: commit without end.
 ROUNDS_MAX: Final = 5
@@ -88,6 +91,11 @@ class Piece(Generic[T]):
         draft.message.durable = draft.durable
         if queues:
             self._numbered.append((draft.message, queues, draft.delivery_time_ms, number))
+
+    @property
+    def compare_steps(self) -> int:
+        """Return the steps to find out whether the routes have changed."""
+        return sum([COMPARE_STEPS + len(route.queues) // QUEUES_PER_STEP for route in self.routes.values()])
 
     def complete(self) -> None:
         """Note that the piece gets no more messages."""
@@ -232,7 +240,7 @@ class PlannedSends(PlanInTurns, Generic[T]):
 
     def _few_outdated(self) -> bool:
         changed = self._version != self._sending.addresses.version
-        if changed and sum(len(piece.routes) for piece in self.pieces) > ROUTES_AT_ONCE:
+        if changed and sum(piece.compare_steps for piece in self.pieces) > COMPARED_AT_ONCE_STEPS:
             return False
         return sum(piece.steps for piece in self.pieces if self._outdated(piece)) <= AT_ONCE_STEPS
 
@@ -259,7 +267,7 @@ class PlannedSends(PlanInTurns, Generic[T]):
         renewed: list[Piece[T]] = []
         steps = 0
         for piece in self.pieces:
-            steps += 1 + len(piece.routes)
+            steps += 1 + piece.compare_steps
             if self._outdated(piece):
                 steps += self._again(piece, renewed, create)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -77,8 +78,9 @@ class BrokerQueue:
         self.incoming = 0  # messages that are decided for the queue and not stored yet
         self.incoming_bytes = 0
         self.consumers: dict[QueueConsumer, None] = {}  # in the order of their attaching
-        self.takers: dict[QueueConsumer, None] = {}  # consumers that may be able to take a message, in rotation
-        self.starved: dict[QueueConsumer, None] = {}  # consumers with credit for which the queue had no more messages
+        # Both are no dicts: a dict takes ever longer to find its first entry if that is removed each time.
+        self.takers: OrderedDict[QueueConsumer, None] = OrderedDict()  # consumers that may be able to take a message, in rotation
+        self.starved: OrderedDict[QueueConsumer, None] = OrderedDict()  # consumers with credit for which the queue had no more messages
         self.asking: dict[QueueConsumer, None] = {}  # consumers to be told when the queue has delivered all that it can
         self.returning = 0  # running returns of messages; the queue delivers nothing meanwhile, to keep the order
         self.blocked: dict[object, Callable[[], object]] = {}  # callers that wait for room in the full queue, and their callbacks

@@ -10,7 +10,7 @@ from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.turns import Turns, Work
 
-#: Messages of one piece, and the steps for each of them.
+#: Messages of one piece, and the steps for each of them. A piece has fewer messages if each of them visits many selectors of its queue.
 PIECE_MESSAGES = 200
 PUT_BACK_STEPS: Final = 6
 
@@ -41,7 +41,7 @@ class Returns:
         If the turn has no steps left, all pieces wait: a client may return a few messages of each of many queues.
         """
         turns = self._turns
-        if len(messages) <= PIECE_MESSAGES and turns.left > 0:
+        if len(messages) <= _piece_messages(queue) and turns.left > 0:
             turns.left -= _steps(queue, messages)
             act(queue, messages)
         elif messages:
@@ -58,17 +58,18 @@ class Returns:
         try:
             while piece := list(islice(messages, PIECE_MESSAGES)):
                 for queue, found in by_queue(piece).items():
-                    act(queue, found)
-                    yield _steps(queue, found)
+                    yield from self._pieces(queue, found, act)
         finally:
             for queue in queues:
                 self.let_go(queue)
 
     @staticmethod
     def _pieces(queue: BrokerQueue, messages: list[BrokerMessage], act: PutBack) -> Work:
-        for first in range(0, len(messages), PIECE_MESSAGES):
-            piece = messages[first : first + PIECE_MESSAGES]
+        first = 0
+        while first < len(messages):
+            piece = messages[first : first + _piece_messages(queue)]
             act(queue, piece)
+            first += len(piece)
             yield _steps(queue, piece)
 
     def begin(self, queue: BrokerQueue, work: Work) -> None:
@@ -115,6 +116,10 @@ class RangeReturn:
         """Resume deliveries: all messages of the range are back."""
         while self._queues:
             self._returns.let_go(self._queues.popitem()[0])
+
+
+def _piece_messages(queue: BrokerQueue) -> int:
+    return max(1, PIECE_MESSAGES * PUT_BACK_STEPS // (PUT_BACK_STEPS + queue.ready.take_steps))
 
 
 def _steps(queue: BrokerQueue, messages: list[BrokerMessage]) -> int:

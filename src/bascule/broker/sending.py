@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from typing import Any, Final, Protocol
 
 from bascule.amqp.types import Timestamp, UByte, UInt
@@ -32,6 +31,7 @@ from bascule.jms.annotate import (
     REASON,
     annotated,
 )
+from bascule.jms.checks import SECTIONS_BEFORE_BODY_BYTES_MAX
 from bascule.jms.errors import MalformedMessage
 from bascule.jms.lookup import selector_lookup
 from bascule.jms.sections import Scan, application_property
@@ -39,11 +39,13 @@ from bascule.journal.records import INDEX_BITS, EncodedRoute, SendFlag, encode_d
 
 #: Maximum size in bytes of a SEND entry besides body, address and queues: fixed fields, two digests, and some names of diverts.
 SEND_OVERHEAD_BYTES = 256
-#: Messages that one send drops at once, and the steps for each of them.
+#: Messages that one send drops at once, and the steps for each of them. It drops fewer if each visits many selectors of its queue.
 DROPPED_AT_ONCE = 200
 DROP_STEPS = 5
 #: Bytes of a message per step, for the annotations that a move has to examine, and the most steps of one message.
 MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX = 8, 1_500
+#: Bytes of a message that a move copies in one step.
+COPIED_BYTES_PER_STEP = 4_096
 DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _new: Final = tuple.__new__  # makes a Draft at less cost than Draft(...)
@@ -133,8 +135,9 @@ class Sending:
     ) -> Retry | None:  # fmt: skip
         """Accept or refuse a message, and answer ``port``: once the message is stored, or at once in a transaction.
 
-        If the caller ``waits`` and a queue has to drop more messages than one turn has time for, return a function to call in the next
-        turn; else None. ``duplicate_ids`` are the ids that an earlier try has found, since the search in a large body takes long.
+        If a queue has to drop more messages than one turn has time for, and the caller ``waits``, return a function to call in the next
+        turn; else None. The message of a caller that does not wait goes in at once, and the queue makes room for it later.
+        ``duplicate_ids`` are the ids that an earlier try has found, since the search in a large body takes long.
         """
         try:
             if routing is Routing.ANYCAST and address not in self.addresses.anycast:
@@ -216,8 +219,7 @@ class Sending:
                 if queue.dropping and queue.full():
                     if waits:
                         return False
-                    for _ in self._dropping(queue):
-                        pass
+                    continue  # the next turns make room, also for this message
             if queue.full() and not self._known(address, duplicate_ids):
                 raise QueueFull(f"queue {queue.name!r} is full: {queue.held_messages} messages, {queue.held_bytes} bytes")
         return True
@@ -236,8 +238,9 @@ class Sending:
         if queue.dropping:
             return
         dropping = self._dropping(queue)
-        for _ in islice(dropping, DROPPED_AT_ONCE):
-            pass
+        left = DROPPED_AT_ONCE * DROP_STEPS
+        while left > 0 and (steps := next(dropping, 0)):
+            left -= steps
         if queue.full() and queue.oldest_volatile() is not None:
             queue.dropping = True
             self._deliveries.turns.begin(dropping)
@@ -248,7 +251,7 @@ class Sending:
                 queue.take_out(oldest)
                 self.counters.dropped += 1
                 self._deliveries.gone(queue, oldest)
-                yield DROP_STEPS
+                yield DROP_STEPS + queue.ready.take_steps
         finally:
             queue.dropping = False  # also after an error: the next message that finds the queue full starts again
 
@@ -261,7 +264,7 @@ class Sending:
         ids: list[bytes] = []
         if scan.message_id is not None and not in_transaction:
             ids.append(digest_of(address, container, scan.message_id))
-        if _DUPLICATE_ID_BYTES in body:
+        if body.find(_DUPLICATE_ID_BYTES, 0, SECTIONS_BEFORE_BODY_BYTES_MAX) >= 0:
             value = application_property(body, DUPLICATE_ID_PROPERTY)
             if value is not None:
                 ids.append(digest_of(address, DUPLICATE_ID_PROPERTY, str(value).encode()))
@@ -402,7 +405,7 @@ class Sending:
             MOVED_AT: Timestamp(self.clock()), DELIVERIES: UInt(queue.delivery_count(message)),
             ORIGINAL_EXPIRY: Timestamp(message.expiry_ms) if message.expiry_ms else None,
         }  # fmt: skip
-        self._deliveries.turns.left -= move_steps(message)
+        self._deliveries.turns.left -= move_steps(message) + message.size_bytes // COPIED_BYTES_PER_STEP
         body = self._deliveries.bodies.read(message)
         try:
             self.pass_on(queue, message, BrokerMessage(annotated(body, annotations), message.priority, 0, message.group), address)

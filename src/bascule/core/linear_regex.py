@@ -9,12 +9,19 @@ within a repetition of what may be empty can have another text, as in ``(a*)*``.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 #: Instructions of a compiled expression: a match takes at most so many steps for each character. A repetition ``{m,n}`` has n copies.
 INSTRUCTIONS_MAX: Final = 1_000
+#: Characters of an expression. It is checked first, because all further checks take a time that grows with the length.
+PATTERN_LENGTH_MAX: Final = 4_000
+#: Characters in the ranges of all classes of an expression without regard to case: the compiler of Python handles them one by one, and
+#: takes 20 ms for this many. A range counts as at most this many.
+CASELESS_CHARACTERS_MAX: Final = 1 << 16
 #: Levels of groups in each other.
 GROUP_DEPTH_MAX: Final = 50
 _FLAGS: Final = re.compile(r"\(\?([ais]+)\)")
@@ -24,6 +31,11 @@ _ATOM: Final = re.compile(
 )
 _GROUP: Final = re.compile(r"\((?:\?(?::|P<\w+>))?(?!\?)")
 _QUANTIFIER: Final = re.compile(r"([*+?]|\{([0-9]*)(,?)([0-9]*)\})([?+]?)")
+#: What may be flags within an expression, which are refused: an escaped bracket looks the same.
+_INNER_CASELESS: Final = re.compile(r"\(\?[a-zA-Z-]*i")
+#: A character or a range in a class.
+_MEMBER: Final = r"(\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)|.)"
+_MEMBERS: Final = re.compile(rf"{_MEMBER}(?:-{_MEMBER})?", re.DOTALL)
 _ASSERTIONS: Final = ("^", "$", r"\A", r"\Z")
 
 
@@ -42,13 +54,14 @@ class LinearRegex:
     def __init__(self, pattern: str) -> None:
         """Compile a pattern in the notation of Python. Raises ValueError for one that is invalid or not supported."""
         self.pattern = pattern
-        try:
-            self.groups = re.compile(pattern).groups
-        except re.error as error:
-            position = error.pos or 0
-            raise ValueError(f"column {position + 1}: {error.msg}\n{pattern}\n{' ' * position}^") from None
-        except (RecursionError, OverflowError) as error:
-            raise ValueError(f"the regular expression is too large: {error}") from None
+        if len(pattern) > PATTERN_LENGTH_MAX:
+            raise ValueError(f"the regular expression is too large: {len(pattern)} characters; at most {PATTERN_LENGTH_MAX} are allowed")
+        flags = _FLAGS.match(pattern)
+        start = flags.end() if flags else 0
+        if _INNER_CASELESS.search(pattern, start):
+            with suppress(re.error):  # which is reported below, with its position
+                _Compiler(pattern).program()  # refuses such flags before Python may take seconds for them
+        self.groups = _checked_groups(pattern, start)
         self._program = _Compiler(pattern).program()
 
     def __eq__(self, other: object) -> bool:
@@ -111,6 +124,20 @@ class LinearRegex:
                     threads[place] = saved
 
 
+def _checked_groups(pattern: str, start: int) -> int:
+    """Return the number of groups of a pattern, whose flags end at ``start``. Raises ValueError for an invalid pattern.
+
+    The flags are left out, because Python takes long to compile large classes without regard to case.
+    """
+    try:
+        return re.compile(pattern[start:]).groups
+    except re.error as error:
+        position = start + (error.pos or 0)
+        raise ValueError(f"column {position + 1}: {error.msg}\n{pattern}\n{' ' * position}^") from None
+    except (RecursionError, OverflowError) as error:
+        raise ValueError(f"the regular expression is too large: {error}") from None
+
+
 class _Compiler:
     """Compiles one pattern, which Python accepts. Places of jumps are relative until the end, so a part can be copied."""
 
@@ -120,6 +147,7 @@ class _Compiler:
         self._flags = sum((getattr(re, letter.upper()) for letter in set(flags[1])), re.RegexFlag(0)) if flags else re.RegexFlag(0)
         self._pattern = pattern
         self._group = self._depth = 0
+        self._caseless_characters = 0
 
     def program(self) -> list[Instruction]:
         """Return the instructions. Raises ValueError."""
@@ -157,6 +185,8 @@ class _Compiler:
             return [Instruction(assertion)]
         if (atom := _ATOM.match(self._pattern, self._at)) is not None:
             self._at = atom.end()
+            if atom[0][0] == "[" and self._flags & re.IGNORECASE:
+                self._count_caseless(atom[0])
             return [Instruction("take", lru_cache(256)(re.compile(atom[0], self._flags).fullmatch))]
         group = _GROUP.match(self._pattern, self._at)
         if group is None or self._depth >= GROUP_DEPTH_MAX:
@@ -170,6 +200,17 @@ class _Compiler:
         self._depth -= 1
         self._at += 1  # the bracket, which Python has checked
         return [Instruction("save", None, 2 * number), *code, Instruction("save", None, 2 * number + 1)] if captures else code
+
+    def _count_caseless(self, characters: str) -> None:
+        """Count the characters of a class without regard to case. Raises ValueError if they are too many."""
+        for found in _MEMBERS.finditer(characters[1:-1].removeprefix("^")):
+            width = _code_point(found[2]) - _code_point(found[1]) + 1 if found[2] else 1
+            self._caseless_characters += min(width, CASELESS_CHARACTERS_MAX)
+        if self._caseless_characters > CASELESS_CHARACTERS_MAX:
+            raise ValueError(
+                "the regular expression is too large: its classes without regard to case have more than"
+                f" {CASELESS_CHARACTERS_MAX} characters"
+            )
 
     def _repeated(self, code: list[Instruction]) -> list[Instruction]:
         """Return the code of a part with the quantifier that follows it."""
@@ -204,6 +245,13 @@ class _Compiler:
     def _refused(self) -> ValueError:
         what = "look-around, back-references, possessive quantifiers, word boundaries and flags within the expression are not supported"
         return ValueError(f"column {self._at + 1}: {what}\n{self._pattern}\n{' ' * self._at}^")
+
+
+def _code_point(member: str) -> int:
+    """Return the number of a character in a class. A name (``\\N{...}``) counts as the highest one."""
+    if member[:2] == r"\N":
+        return sys.maxunicode
+    return int(member[2:], 16) if member[0] == "\\" and len(member) > 2 else ord(member[-1])
 
 
 def _split(go: int, skip: int, *, lazy: bool) -> Instruction:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import encodings
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from encodings import normalize_encoding
+from encodings.aliases import aliases
 from typing import Any, Final
 
 from bascule.amqp.codec import decode, encode
@@ -270,6 +274,10 @@ def _foreign_kind(section: int | None, value: Any, content_type: str | None) -> 
 
 _MEDIA_TYPE: Final = re.compile(r"\s*(?P<type>[^/;\s]+)\s*/\s*(?P<subtype>[^;\s]+)\s*(?P<parameters>;.*)?", re.DOTALL)
 _CHARSET: Final = re.compile(r";\s*charset\s*=\s*\"?([^\s;\"]+)")
+#: Codecs whose time grows with the square of the text. They are for names of hosts, and Java does not have them.
+_SLOW_CODECS: Final = frozenset({"idna", "punycode"})
+#: The names of Python's other codecs. Python keeps each name that it has looked up for ever, so it is asked for no other name.
+_CODECS: Final = frozenset({*aliases, *(module.name for module in pkgutil.iter_modules(encodings.__path__))}) - _SLOW_CODECS
 _TEXT_SUBTYPE: Final = re.compile(r"xml|json|javascript|ecmascript|xml-dtd|.*\+xml|.*\+json")
 
 
@@ -279,11 +287,13 @@ def _charset(content_type: str | None) -> str | None:
     if match is None or not (match["type"] == "text" or (match["type"] == "application" and _TEXT_SUBTYPE.fullmatch(match["subtype"]))):
         return None
     given = _CHARSET.search(match["parameters"] or "")
-    charset = given[1] if given else "utf-8"
+    name = normalize_encoding(given[1] if given else "utf-8")
+    if name not in _CODECS:
+        return None
     try:
         with suppress(UnicodeError):
-            b"?".decode(charset)
-        return codecs.lookup(charset).name
+            b"?".decode(name)
+        return codecs.lookup(name).name
     except LookupError:
         return None
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from bascule.amqp.codec import decode, encode, skip
+from bascule.amqp.codec import decode, encode, read_descriptor, skip
 from bascule.amqp.constructors import (
     BINARY8,
     BINARY32,
@@ -140,10 +140,11 @@ _NO_PROPERTIES: Final[_Properties] = (None, None, None, 0, 0, None)
 _new: Final = tuple.__new__  # makes a Scan, because Scan(...) and Scan._make take several times as long
 
 
-def scan(data: bytes) -> Scan:
+def scan(data: bytes, *, body_text: bool = True) -> Scan:
     """Return the fields of a new message, which must satisfy every rule. Raises MalformedMessage.
 
-    For stored messages use ``head_of`` and ``group_of``, because newer rules must not apply to them.
+    Without ``body_text``, the text of an amqp-value is not checked: see ``large_texts``. For stored messages use ``head_of`` and
+    ``group_of``, because newer rules must not apply to them.
     """
     size = len(data)
     header = NO_HEADER
@@ -184,7 +185,7 @@ def scan(data: bytes) -> Scan:
                 header = header_fields(data[start:end])
                 body_start = end
             elif section == VALUE:
-                if code in _STRINGS:
+                if code in _STRINGS and body_text:
                     check_text(data[start + (2 if code == STRING8 else 5) : end])
             elif section == DELIVERY_ANNOTATIONS:
                 annotations_of(data[start:end])
@@ -269,7 +270,7 @@ def _descriptor(data: bytes, position: int) -> tuple[int, int]:
     """Return (section, position of its value) for any form of the descriptor. Raises ValueError and the errors of indexing."""
     if data[position] != 0:
         raise ValueError(f"starts with 0x{data[position]:02x}, not with a descriptor")
-    descriptor, start = decode(data, position + 1)
+    descriptor, start = read_descriptor(data, position + 1)
     section = _SECTION_OF_SYMBOL.get(descriptor) if isinstance(descriptor, str) else descriptor
     if not isinstance(section, int) or section not in NAMES:
         raise ValueError(f"unknown descriptor {descriptor!r:.60}")
@@ -420,6 +421,25 @@ def application_property(data: bytes, name: str) -> Any:
 def message_annotation(data: bytes, name: str) -> Any:
     """Return a message annotation, None if the message does not have it. Raises MalformedMessage."""
     return _named(data, MESSAGE_ANNOTATIONS, name)
+
+
+def message_annotations(data: bytes, names: Collection[str]) -> dict[str, Any]:
+    """Return the message annotations with these names, found in one pass. Raises MalformedMessage."""
+    wanted = {name.encode(): name for name in names}
+    found: dict[str, Any] = {}
+    for section, start, end in places(data):
+        if section == MESSAGE_ANNOTATIONS:
+            if not any(data.find(key, start, end) >= 0 for key in wanted):
+                break
+            try:
+                for key, value in keys(data, start):
+                    if (name := wanted.get(key)) is not None:
+                        found[name] = decode(data, value)[0]
+            except MALFORMED as error:
+                raise malformed(section, start, error) from None
+        if section >= MESSAGE_ANNOTATIONS:
+            break
+    return found
 
 
 def _named(data: bytes, wanted: int, name: str) -> Any:

@@ -19,7 +19,8 @@ from bascule.jms.selector.numbers import single
 Value = bool | int | float | str | bytes | uuid.UUID | None
 
 _DIGITS: Final = re.compile(r"[+-]?[0-9]+")
-_DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+# Digits behind an optional point would be matched in as many ways as there are digits, each of which takes time.
+_DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 

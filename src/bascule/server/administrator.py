@@ -11,6 +11,8 @@ from bascule.broker.branches import listed
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.order import FRONT, place_of
+from bascule.broker.sending import move_steps
+from bascule.broker.turns import TURN_STEPS
 from bascule.core.errors import Unavailable
 from bascule.server.actions import act, queue_named
 from bascule.server.admin_access import Principal
@@ -84,8 +86,13 @@ class Administrator:
         found, place = queue_named(engine, self._dead_letters(queue)), FRONT
         described: list[dict[str, Any]] = []
         while len(described) < count and (waiting := found.after(place, min(MESSAGES_PER_TURN, count - len(described)))):
-            place = place_of(waiting[-1])
-            described += [dead_letter(engine, message) for message in waiting]
+            left = TURN_STEPS
+            for message in waiting:
+                place = place_of(message)
+                left -= move_steps(message) + engine.bodies.read_steps(message)
+                described.append(dead_letter(engine, message))
+                if left <= 0:
+                    break
             await asyncio.sleep(0)
         return described
 

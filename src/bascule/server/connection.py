@@ -316,9 +316,9 @@ class ClientConnection(asyncio.Protocol):
         self.server.dispatch()
 
     def _end_sessions(self) -> Iterator[None]:
-        """Release what the sessions of a lost client keep."""
-        for session in list(self.amqp.sessions.values()):
+        for session in [*self.amqp.sessions.values(), *self.amqp.ended_sessions]:
             session.on_connection_end()
+            session.forget_deliveries()
             yield
 
     @property

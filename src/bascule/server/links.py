@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from bascule.amqp.composite import Composite
 from bascule.amqp.errors import INVALID_FIELD, AmqpError, amqp_error
 from bascule.amqp.events import Transferred
-from bascule.amqp.link import Link, ReceiverLink, SenderLink
-from bascule.amqp.performatives import ACCEPTED, Error, Rejected, TransactionalState
+from bascule.amqp.link import SERIAL_HALF, Link, ReceiverLink, SenderLink
+from bascule.amqp.performatives import ACCEPTED, UINT_MAX, Error, Rejected, TransactionalState
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import DELIVERY_STEPS
 from bascule.broker.errors import BodyUnavailable, RequestFailed
@@ -161,7 +161,8 @@ class ProducerLink:
         memory.producers -= self._counted
         self._counted = False
         # The link has lost its credit with its end, but not its delivery count.
-        self.client.sending.put_back(max(0, self._allowed_to - self.link.delivery_count))
+        unused = (self._allowed_to - self.link.delivery_count) & UINT_MAX
+        self.client.sending.put_back(unused if unused < SERIAL_HALF else 0)
         if self._waiting:
             self.client.sending.forget(self)
             memory.forget(self)
@@ -337,7 +338,7 @@ class BrowserLink:
             return 0
         engine = client.engine
         self._place = place_of(message)
-        if message.position >= self._end or 0 < message.expiry_ms <= engine.clock():
+        if message.position >= self._end or (message.expiry_ms and message.expiry_ms <= engine.clock()):
             return 1
         steps = Allowance(0)
         if selector is not None and not engine.matches(selector, message, steps):

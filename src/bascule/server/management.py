@@ -16,7 +16,7 @@ from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.core.xid import Xid
 from bascule.jms.message import NON_PERSISTENT, JmsMessage, decode_message, encode_message
-from bascule.jms.sections import scan
+from bascule.jms.sections import APPLICATION_PROPERTIES, places, scan
 from bascule.server.attach import place_of
 
 if TYPE_CHECKING:
@@ -142,6 +142,16 @@ def _reply_place(message: JmsMessage) -> tuple[str | None, Routing]:
     return None if address == MANAGEMENT_ADDRESS else address, routing or Routing.ANYCAST
 
 
+def _without_body(message: bytes) -> bytes:
+    """Return a message without its body, which no request needs: 64 KiB may hold a million values. Raises MalformedMessage."""
+    end = 0
+    for section, _, behind in places(message):
+        if section > APPLICATION_PROPERTIES:
+            break
+        end = behind
+    return message[:end]
+
+
 class _Unheard:
     """The sender of a response; the client may be gone."""
 
@@ -159,6 +169,6 @@ def request(client: Client, body: bytes) -> Request:
     """
     if len(body) > REQUEST_SIZE_BYTES_MAX:
         raise TooLarge(f"the request has {len(body)} bytes; at most {REQUEST_SIZE_BYTES_MAX} are allowed")
-    asked = Request(client, decode_message(body))
+    asked = Request(client, decode_message(_without_body(body)))
     asked.check_permissions()
     return asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from bascule.broker.errors import RequestFailed
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, check_answerable
 from bascule.core.permissions import MANAGEMENT_ADDRESS
+from bascule.jms.errors import MalformedMessage
+from bascule.jms.large_texts import TEXT_PIECE_BYTES, text_pieces
 from bascule.jms.sections import Scan, message_id_of, scan
 from bascule.server import management
 from bascule.server.attach import place_of_message, routing_at
@@ -34,6 +37,23 @@ class Transfers:
 
     def take(self, event: Transferred) -> Retry | None:
         """Handle a message. If it must wait for another turn, return the function that handles it then."""
+        if len(event.payload) > TEXT_PIECE_BYTES and isinstance(event.link.context, ProducerLink):
+            return self._check_text(event, event.link.context, text_pieces(event.payload))
+        return self._take(event)
+
+    def _check_text(self, event: Transferred, producer: ProducerLink, pieces: Iterator[None]) -> Retry | None:
+        """Check the next piece of a large message's text, and handle the message after the last piece."""
+        try:
+            if next(pieces, self) is not self:
+                return partial(self._check_text, event, producer, pieces)
+        except MalformedMessage as error:
+            if producer.link.context is producer:
+                self._refuse(event, producer, error)
+                producer.top_up()
+                return None
+        return self._take(event, text_checked=True)
+
+    def _take(self, event: Transferred, *, text_checked: bool = False) -> Retry | None:
         client, producer = self._client, event.link.context
         if not isinstance(producer, ProducerLink):
             client.lose_message(event.txn_id)
@@ -43,7 +63,7 @@ class Transfers:
                 what = f"message format 0x{event.message_format:x} is not supported; only 0, the format of AMQP, is"
                 raise AmqpError(NOT_IMPLEMENTED, what)
             body = event.payload
-            facts = scan(body)
+            facts = scan(body, body_text=False) if text_checked else scan(body)
             if client.user_ids is not None:
                 body, facts = self._with_user_id(event, producer, client.user_ids, facts)
             transaction = None if event.txn_id is None else client.transaction(event.txn_id)

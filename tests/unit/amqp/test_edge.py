@@ -73,8 +73,8 @@ def keyed(keys: list[bytes]) -> bytes:
         (keyed([NULL]), "invalid type of a map key: NoneType"),
         (keyed([raw.symbol(b"a"), raw.string(b"a")]), "a duplicate key"),
         (keyed([raw.ulong(1), b"\x54\x01"]), "a duplicate key"),
-        (b"\0" + raw.listed() + NULL, "the descriptor at byte 1 is a list"),
-        (b"\0" + raw.string(b"amqp:accepted:list") + NULL, "the descriptor at byte 1 is a str"),
+        (b"\0" + raw.listed() + NULL, "the descriptor at byte 1 has type code 0xd0"),
+        (b"\0" + raw.string(b"amqp:accepted:list") + NULL, "the descriptor at byte 1 has type code 0xa1"),
         (raw.array(0x00, 1, b"\x40\x40"), "the descriptor at byte"),
         (raw.listed(*[raw.array(0x40, 256)] * 5000), "items more than allowed"),
         (raw.listed(*[raw.listed(*[raw.array(0x45, 256)] * 100)] * 50), "items more than allowed"),
@@ -345,6 +345,39 @@ def test_toggling_session_window_takes_little_time_with_many_links() -> None:
     flows = raw.frame(encode_composite(Flow(1 << 10, 0, 0, 100))) + raw.frame(encode_composite(Flow(1 << 10, 100, 0, 100)))
     script.say_bytes(b"".join(raw.frame(encode_composite(Flow(1 << 10, 100, 0, 100, handle, 1, 5))) for handle in range(1000)))
     assert spent_s(lambda: script.say_bytes(flows * 1_000)) < 0.2 * SLOWNESS
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        Transfer(0, None, b"other"),
+        Transfer(0, 1, b"t", 5),
+        Transfer(0, state=TransactionalState(b"2", ACCEPTED)),
+        Transfer(0, more=True, state=TransactionalState(b"2", ACCEPTED)),
+        Transfer(0, None, b"other", aborted=True),
+    ],
+    ids=["tag", "format", "transaction", "transaction in the middle", "tag of an aborted one"],
+)
+@pytest.mark.parametrize("state", [None, TransactionalState(b"1", ACCEPTED)], ids=["plain", "transacted"])
+def test_later_transfer_that_differs_from_the_first_one_ends_its_session(later: Transfer, state: TransactionalState | None) -> None:
+    script = Script().attached()
+    script.say(Transfer(0, 1, b"t", more=True, state=state), b"x")
+    events = script.say(later, b"y")
+    (ended,) = events_of(SessionEnded, events)
+    assert ended.error is not None
+    assert ended.error.condition == INVALID_FIELD
+    assert not events_of(Transferred, events)
+    assert script.server.partial_bytes == 0
+
+
+def test_later_transfers_may_repeat_the_fields_of_the_first_one() -> None:
+    script = Script().attached()
+    state = TransactionalState(b"1", ACCEPTED)
+    script.say(Transfer(0, 1, b"t", 5, more=True, state=state), b"x")
+    script.say(Transfer(0, 1, b"t", 5, more=True, state=state), b"y")
+    script.say(Transfer(0, more=True), b"z")
+    (arrived,) = events_of(Transferred, script.say(Transfer(0, 1, b"t", 5, True, state=state), b"!"))
+    assert (arrived.payload, arrived.message_format, arrived.settled, arrived.txn_id) == (b"xyz!", 5, True, b"1")
 
 
 def test_empty_transfer_frames_are_not_stored() -> None:

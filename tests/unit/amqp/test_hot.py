@@ -18,6 +18,7 @@ from bascule.amqp.performatives import (
     TransactionalState,
     Transfer,
 )  # fmt: skip
+from bascule.amqp.types import Array, Described, Symbol, ULong
 
 BIG = 70_000
 STATES = [None, ACCEPTED, RELEASED, Modified(True, True), Rejected(), Received(1, 2), TransactionalState(b"t" * 12, ACCEPTED)]
@@ -66,6 +67,19 @@ def test_fast_and_general_decoder_agree_on_dispositions() -> None:
 def test_fast_and_general_decoder_agree_on_flows(flow: Flow) -> None:
     encoded = encode_composite(flow)
     assert hot.read_flow(encoded, 3, len(encoded)) == flow
+
+
+def test_state_of_many_items_in_few_bytes_is_read_by_the_general_decoder_and_not_cached() -> None:
+    arrays = Described(ULong(0x99), [Array(0x40, (None,) * 255)] * 50)
+    for disposition in (Disposition(True, 1, None, True, Described(Symbol("x:y"), [n] * 65)) for n in range(3)):
+        encoded = encode_composite(disposition)
+        with pytest.raises(DecodeError, match="items more than allowed"):
+            hot.read_disposition(encoded, 3, len(encoded))
+    encoded = encode_composite(Disposition(True, 1, None, True, arrays))
+    assert len(encoded) < 300
+    with pytest.raises(DecodeError):
+        hot.read_disposition(encoded, 3, len(encoded))
+    assert not [octets for octets in hot._disposition_tails if b"\x99" in octets or b"x:y" in octets]
 
 
 @pytest.mark.parametrize("size_bytes", [0, 5, 100_000])

@@ -20,8 +20,11 @@ from bascule.amqp.performatives import (
     Flow,
     Modified,
     Rejected,
+    Source,
+    Target,
     Transfer,
 )  # fmt: skip
+from bascule.amqp.types import Symbol
 from tests.unit.amqp.pair import Pair, Script, attach, events_of, frames_of
 
 
@@ -291,3 +294,16 @@ def test_frames_beyond_the_steps_of_a_piece_are_handled_in_the_next_pieces(cut_b
     pieces.append(events_of(Transferred, pair.server.receive(data[end:], 0.0)))
     assert [event.delivery_id for piece in pieces for event in piece] == list(range(count))
     assert max(map(len, pieces)) == steps
+
+
+def test_few_frames_with_long_fields_are_handled_in_a_piece() -> None:
+    pair = Pair(limits=ConnectionLimits(input_steps_per_piece=128))
+    session = pair.session()
+    properties = {Symbol(f"p{number}"): number for number in range(4_000)}
+    for number in range(10):
+        session.attach_sender(f"link {number}", Source(), Target("q"), properties=properties)
+    pieces = [events_of(Attached, pair.server.receive(pair.client.data_to_send(), 0.0))]
+    while pair.server.unfinished is not None:
+        pieces.append(events_of(Attached, pair.server.go_on()))
+    assert sum(map(len, pieces)) == 10
+    assert max(map(len, pieces)) <= 4

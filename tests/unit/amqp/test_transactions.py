@@ -6,7 +6,8 @@ from bascule.amqp.errors import DECODE_ERROR, TRANSACTION_UNKNOWN_ID, DecodeErro
 from bascule.amqp.events import DeclareReceived, Discharged, Dispositioned, Transferred
 from bascule.amqp.performatives import ACCEPTED, Coordinator, Declare, Discharge, Error, Rejected, TransactionalState
 from bascule.amqp.transactions import decode_control, encode_control
-from bascule.amqp.types import Described, ULong
+from bascule.amqp.types import Described, Symbol, ULong
+from tests.support.costs import calls_of
 from tests.unit.amqp.pair import Pair, events_of
 
 
@@ -57,14 +58,42 @@ def test_malformed_control_message_is_rejected() -> None:
     control, _ = pair.producer(target=Coordinator())
     control.send(b"\xff")
     control.send(encode(Described(ULong(0x77), "text")))
-    disposition = events_of(Dispositioned, pair.run().at_client)
-    assert [event.state.error.condition for event in disposition] == [DECODE_ERROR, DECODE_ERROR]
+    dispositions = events_of(Dispositioned, pair.run().at_client)
+    assert {event.state.error.condition for event in dispositions} == {DECODE_ERROR}
+    assert sum(len(event.deliveries) for event in dispositions) == 2
 
 
 def test_control_message_may_have_sections_before_its_body() -> None:
     header = encode(Described(ULong(0x70), [True]))
     assert decode_control(header + encode_control(Discharge(b"1", False))) == Discharge(b"1", False)
     assert decode_control(encode_control(Declare())) == Declare()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x40" * 5_000,
+        encode(Described(ULong(0x70), [])) * 2_000,
+        encode(Described(ULong(0x75), b"x")) * 2_000 + encode_control(Declare()),
+        b"\x00\x53\x77" + b"\x00\x44" * 5_000,
+        b"\x00" + encode([None] * 5_000),
+        encode(Described(ULong(0x77), [None] * 50_000)),
+        b"\x00\x53\x70\x45" * 2 + b"\x00",
+    ],
+    ids=["nulls", "headers", "data", "descriptors", "a list as descriptor", "a long list", "cut off"],
+)
+def test_costly_control_message_is_refused_at_once(payload: bytes) -> None:
+    def refused() -> None:
+        with pytest.raises(DecodeError):
+            decode_control(payload)
+
+    assert calls_of(refused) < 300
+
+
+def test_control_message_may_have_a_large_section_before_its_body() -> None:
+    annotations = encode(Described(ULong(0x72), {Symbol(f"x-{number}"): number for number in range(3_000)}))
+    assert calls_of(lambda: decode_control(annotations + encode_control(Declare()))) < 100
 
 
 def test_control_message_without_body_raises_decode_error() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +36,21 @@ def test_range_popped_in_pieces_equals_the_range_popped_whole(ids: set[int], set
             break
     assert found == whole.pop_range(first, last)
     assert pieces.by_id == whole.by_id
+
+
+def test_range_of_deliveries_that_were_settled_one_by_one_moves_the_later_ids_once() -> None:
+    class CountedIds(list[int]):
+        deletions = 0
+
+        def __delitem__(self, place: Any) -> None:
+            CountedIds.deletions += 1
+            super().__delitem__(place)
+
+    unsettled = unsettled_of(set(range(20_000)), set(range(10_000)))
+    unsettled.ids = CountedIds(unsettled.ids)
+    assert unsettled.pop_range(0, 9_999, 20) == []
+    assert CountedIds.deletions == 1
+    assert unsettled.pop_range(0, 10_004, 20) == [(number, number) for number in range(10_000, 10_005)]
 
 
 def test_end_of_the_only_link_with_deliveries_costs_the_same_for_any_number() -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from bascule.amqp.types import Symbol, ULong
 from bascule.broker import administration
-from bascule.broker.message import Bodies, BodyOwner, BrokerMessage
+from bascule.broker.message import PRIORITY_MAX, Bodies, BodyOwner, BrokerMessage
+from bascule.broker.policy import DROP, AddressPolicy, Policy
 from bascule.broker.turns import TURN_STEPS
 from bascule.core.destination import Routing
+from bascule.jms.annotate import DELIVERIES, MOVED_AT, ORIGINAL_ADDRESS, ORIGINAL_QUEUE, ORIGINAL_ROUTING, REASON
 from bascule.jms.checks import ANNOTATION_ITEMS_MAX, APPLICATION_PROPERTIES_MAX, BODY_SECTIONS_MAX
 from bascule.jms.lookup import selector_lookup
 from bascule.jms.sections import (
@@ -107,6 +109,81 @@ def test_turn_delivers_fewer_messages_if_many_selector_views_are_updated(bench: 
     assert len(consumer.messages) == COUNT
 
 
+def many_views(bench: Bench) -> None:
+    """Let 1,000 selectors have passed over all messages, so that each returned message goes into 1,000 views."""
+    for number in range(1_000):
+        receiver = Receiver(0)
+        receiver.consumer = bench.engine.attach(bench.queue(), receiver, compile_selector(f"a = {number}"))
+    for view in bench.queue().ready.views.values():
+        view._seen = [bench.engine.next_position] * (PRIORITY_MAX + 1)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_turn_returns_fewer_messages_if_they_visit_many_selectors(bench: Bench, failed: bool) -> None:
+    fill(bench, message_bytes("x", durable=False))
+    many_views(bench)
+    consumer = bench.broker.attach(bench.queue(), COUNT)
+    bench.broker.settle()
+    assert len(consumer.messages) == COUNT
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    bench.engine.detach(consumer.consumer, failed=failed)
+    assert bench.queue().ready.count < 60
+    assert most_in_a_turn(bench, lambda: bench.queue().ready.count) < 60
+    assert bench.queue().ready.count == COUNT
+
+
+def test_turn_returns_fewer_messages_of_a_group_if_they_visit_many_selectors(bench: Bench) -> None:
+    holder, other = bench.consumer(credit=1), bench.consumer(credit=0)
+    for number in range(COUNT + 1):
+        bench.put(number, group="g", durable=False)
+    bench.broker.give(other, 1)
+    bench.broker.settle()
+    queue = bench.queue()
+    assert queue.groups is not None
+    assert queue.groups.count == COUNT
+    many_views(bench)
+    bench.engine.detach(other.consumer, failed=False)
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    bench.engine.detach(holder.consumer, failed=False)
+    assert most_in_a_turn(bench, lambda: -queue.groups.count if queue.groups is not None else 0) < 60
+    assert queue.groups.count == 0
+    assert queue.ready.count == COUNT + 1
+
+
+def test_send_drops_fewer_messages_if_they_visit_many_selectors() -> None:
+    bench = Bench(Policy(AddressPolicy(when_full=DROP, max_bytes=50_000)))
+    fill(bench, message_bytes("x", durable=False))
+    many_views(bench)
+    bench.put("x" * 60_000, durable=False)
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    before = bench.engine.counters.dropped
+    bench.put("new", durable=False)
+    assert 0 < bench.engine.counters.dropped - before < 60
+    assert bench.queue().dropping
+    assert most_in_a_turn(bench, lambda: bench.engine.counters.dropped) < 120
+    assert not bench.queue().full()
+
+
+@pytest.mark.parametrize("body", [message_bytes("x"), header_bytes(False) + ANNOTATED], ids=["plain", "annotated"])
+def test_turn_dead_letters_few_messages_of_a_transaction_that_is_rolled_back(body: bytes) -> None:
+    bench = Bench(Policy(AddressPolicy(deliveries_max=1)))
+    fill(bench, body)
+    consumer = bench.consumer(credit=COUNT)
+    transaction = bench.engine.begin(b"1")
+    for message in consumer.messages:
+        bench.engine.acknowledge_in(transaction, consumer.consumer, message)
+    bench.engine.turns.steps = TURN_STEPS
+    bench.engine.turns.begin_turn()
+    bench.engine.rollback(transaction)
+    most = 210 if body is not ANNOTATED and len(body) < 1_000 else 40
+    assert bench.engine.counters.dead_lettered < most
+    assert most_in_a_turn(bench, lambda: bench.engine.counters.dead_lettered) < most
+    assert bench.engine.counters.dead_lettered == COUNT
+
+
 def test_turn_delivers_few_large_messages(bench: Bench) -> None:
     fill(bench, message_bytes("x" * 1_000_000, durable=False))
     consumer = bench.broker.attach(bench.queue(), COUNT)
@@ -135,6 +212,15 @@ def test_administration_step_returns_fewer_dead_letters_when_messages_have_many_
     done = [progress.done for progress in map(_copied, administration.return_dead_letters(bench.engine, dead))]
     assert done[0] < 40
     assert done[-1] == COUNT
+
+
+@pytest.mark.interpreted
+def test_annotations_of_a_dead_letter_are_read_in_one_pass(bench: Bench) -> None:
+    names = (ORIGINAL_ADDRESS, ORIGINAL_QUEUE, ORIGINAL_ROUTING, REASON, DELIVERIES, MOVED_AT)
+    annotations = {**ANNOTATIONS, **{Symbol(name): "x" for name in names}}
+    message = BrokerMessage(section_bytes(MESSAGE_ANNOTATIONS, annotations) + section_bytes(VALUE, "x"))
+    assert administration.dead_letter(bench.engine, message)["reason"] == "x"
+    assert calls_of(lambda: administration.dead_letter(bench.engine, message)) < 5 * len(annotations)
 
 
 def _copied(progress: administration.Progress) -> administration.Progress:

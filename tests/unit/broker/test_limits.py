@@ -119,9 +119,9 @@ class SearchedBody(bytes):
 
     searches = 0
 
-    def __contains__(self, item: Any) -> bool:
-        self.searches += 1
-        return super().__contains__(item)
+    def find(self, *arguments: Any) -> int:
+        self.searches += arguments[1] == 0  # from the beginning
+        return super().find(*arguments)
 
 
 def test_waiting_sender_reads_its_duplicate_id_once_over_many_turns() -> None:
@@ -142,12 +142,36 @@ def test_waiting_sender_reads_its_duplicate_id_once_over_many_turns() -> None:
     assert bench.sender.accepted_tokens[-2:] == ["new", "again"]
 
 
-def test_sender_that_cannot_wait_drops_all_messages_at_once() -> None:
+def test_message_of_sender_that_cannot_wait_goes_in_at_once_and_queue_makes_room_in_next_turns() -> None:
     bench = overfull()
+    queue = bench.queue()
+    short_turns(bench)
+    held = queue.held_messages
     bench.put("new", durable=False)
-    assert bench.waiting(bench.queue())[-1] == "new"
+    assert bench.waiting(queue)[-1] == "new"
+    assert held - queue.held_messages < DROPPED_AT_ONCE + 20
     bench.broker.settle()
-    assert not bench.queue().dropping
+    assert not queue.dropping
+    assert not queue.full()
+    assert bench.waiting(queue)[-1] == "new"
+
+
+def test_search_for_duplicate_id_does_not_pass_over_a_large_body() -> None:
+    bench = bench_with()
+    searched: list[int] = []
+
+    class Body(bytes):
+        def find(self, *arguments: Any) -> int:
+            searched.append(arguments[2])
+            return super().find(*arguments)
+
+    properties = {"large": "x" * 900_000, "_AMQ_DUPL_ID": "once"}
+    body = Body(bench.encode("x" * (4 << 20), durable=False, properties=properties))
+    for token in ("first", "second"):
+        bench.broker.send("q", body, bench.sender, token)
+    bench.broker.settle()
+    assert max(searched) < 2 << 20
+    assert bench.queue().held_messages == 1
 
 
 def test_a_lowered_limit_drops_messages_over_several_turns() -> None:

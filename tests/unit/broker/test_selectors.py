@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bascule.broker.addresses import SELECTOR_STEPS_MAX
+from bascule.broker.addresses import PATTERN_STEPS_MAX, PATTERN_WORDS_PER_STEP, SELECTOR_STEPS_MAX
 from bascule.broker.errors import ResourceLimit
 from bascule.broker.message import BrokerMessage
 from bascule.broker.turns import Allowance
@@ -51,6 +51,22 @@ def test_selectors_of_all_subscriptions_of_an_address_have_a_limit_of_steps(benc
     bench.subscription("other", other, selector=slow)
     bench.engine.delete_queue(subscriptions[0])
     bench.subscription("more", address, selector=slow)
+
+
+def test_patterns_of_many_words_have_a_limit_for_all_subscriptions(bench: Bench) -> None:
+    addresses = bench.engine.addresses
+    words = 400
+    steps = words // PATTERN_WORDS_PER_STEP
+    patterns = [".".join(["*"] * (words - 1) + [str(number)]) for number in range(PATTERN_STEPS_MAX // steps)]
+    subscriptions = [bench.subscription(f"s{number}", pattern) for number, pattern in enumerate(patterns)]
+    long = ".".join(["#", *["a"] * (words - 1)])
+    with pytest.raises(ResourceLimit, match="has 400 words"):
+        bench.subscription("more", long)
+    assert "more" not in addresses.subscriptions
+    bench.subscription("short", "#.a")
+    bench.subscription("plain", ".".join("a" * words))
+    bench.engine.delete_queue(subscriptions[0])
+    bench.subscription("more", long)
 
 
 def test_selector_evaluates_each_message_of_deep_queue_once(bench: Bench) -> None:

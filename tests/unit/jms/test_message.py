@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings
 import uuid
 from pathlib import Path
 
@@ -151,6 +152,10 @@ FOREIGN = [
     (Symbol("text/plain;charset=klingon"), [(DATA, b"a")], "bytes", b"a"),
     (Symbol("text/plain;charset=hex"), [(DATA, b"61")], "bytes", b"61"),
     (Symbol("text/plain;charset=rot13"), [(DATA, b"a")], "bytes", b"a"),
+    (Symbol("text/plain;charset=punycode"), [(DATA, b"a-")], "bytes", b"a-"),
+    (Symbol("text/plain;charset=IDNA"), [(DATA, b"a")], "bytes", b"a"),
+    (Symbol("text/plain;charset=KOI8-R"), [(DATA, b"\xc1")], "text", "\u0430"),
+    (Symbol("text/plain;charset=utf.8"), [(DATA, b"a")], "bytes", b"a"),
     (Symbol("image/png"), [(DATA, b"a")], "bytes", b"a"),
     (Symbol("application/atom+xml"), [(DATA, b"<a/>")], "text", "<a/>"),
     (JAVA, [(DATA, b"a")], "object", b"a"),
@@ -161,6 +166,13 @@ FOREIGN = [
     (None, [(VALUE, Symbol("a"))], "object", encode(Symbol("a"))),
     (None, [(SEQUENCE, [1]), (SEQUENCE, [2])], "object", encode([1, 2])),
 ]
+
+
+def test_names_of_unknown_character_sets_are_not_kept() -> None:
+    for number in range(50):
+        content_type = Symbol(f"text/plain;charset=unknown-{number}")
+        decode_message(section_bytes(PROPERTIES, [None] * 6 + [content_type]) + section_bytes(DATA, b"a"))
+    assert not [name for name in encodings._cache if "unknown" in name]
 
 
 @pytest.mark.parametrize(("content_type", "sections", "kind", "body"), FOREIGN)

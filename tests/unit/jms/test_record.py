@@ -11,6 +11,7 @@ from bascule.core.errors import InvalidInput
 from bascule.jms.message import JmsMessage
 from bascule.jms.record import body_from_value, from_kafka_headers, json_body, kafka_headers, map_from_json, record_value, stream_from_json
 from bascule.jms.selector.numbers import single
+from tests.support.costs import COST_S_MAX, processor_s
 
 MESSAGE = JmsMessage(
     message_id="ID:1", correlation_id=b"\xca\xfe", destination="flights", destination_kind="queue", reply_to="t",
@@ -97,6 +98,20 @@ def test_trace_context_that_is_no_string_is_a_property_with_its_type() -> None:
 def test_header_whose_value_contradicts_its_type_is_refused(header: str, octets: bytes) -> None:
     with pytest.raises(InvalidInput):
         from_kafka_headers([(header, octets)])
+
+
+@pytest.mark.interpreted
+def test_long_text_of_a_number_is_refused_in_a_time_proportional_to_its_length() -> None:
+    def refused() -> None:
+        with pytest.raises(InvalidInput, match="is not a valid double"):
+            from_kafka_headers([("jms.double.x", b"1" * 60_000 + b"x")])
+
+    assert processor_s(refused) < COST_S_MAX
+
+
+@pytest.mark.parametrize("text", ["1", "1.", "1.5", ".5", "-1.e3", "+.5E-2"])
+def test_decimal_numbers_are_those_of_java(text: str) -> None:
+    assert from_kafka_headers([("jms.double.x", text.encode())]).properties == {"x": float(text)}
 
 
 def test_property_without_text_form_is_refused_by_name() -> None:

@@ -30,6 +30,7 @@ from bascule.jms.sections import (
     section_bytes,
 )
 from bascule.jms.selector import compile_selector
+from tests.support.costs import calls_of
 
 #: golden/QpidMessages.java wrote this file, and describes how.
 GOLDEN = dict(line.split() for line in (Path(__file__).parent / "golden" / "qpid_messages.txt").read_text().splitlines())
@@ -129,9 +130,22 @@ BROKEN = {
     "a time that is text": (section_bytes(MESSAGE_ANNOTATIONS, {Symbol("x-opt-delivery-time"): "now"}), "of the delivery time: str"),
     "text that is no UTF-8": (b"\x00\x53\x73\xc0\x06\x03\x40\x40\xa1\x01\xff", "properties at byte 0"),
     "descriptors for ever": (b"\x00\x53\x01" * 5000, "0x1 at byte 0: unknown"),
-    "endless descriptors": (b"\x00\x53\x77" + b"\x00\x40" * 5000, "amqp-value at byte 0: truncated"),
+    "endless descriptors": (b"\x00\x53\x77" + b"\x00\x44" * 5000, "values are nested more than 32 levels deep"),
+    "a descriptor that is null": (b"\x00\x53\x77" + b"\x00\x40" * 5000, "the descriptor at byte 4 has type code 0x40"),
+    "a list as descriptor": (b"\x00" + encode([None] * 5000), "the descriptor at byte 1 has type code 0xd0"),
+    "a value with a list as descriptor": (b"\x00\x53\x77\x00" + encode([None] * 5000) + b"\x40", "at byte 4 has type code 0xd0"),
     "bytes after the body": (TEXT + b"x", "0x78, not with a descriptor"),
 }  # fmt: skip
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("name", ["endless descriptors", "a list as descriptor", "a value with a list as descriptor"])
+def test_refusal_of_a_descriptor_costs_the_same_for_any_size(name: str) -> None:
+    def refused() -> None:
+        with pytest.raises(MalformedMessage):
+            scan(BROKEN[name][0])
+
+    assert calls_of(refused) < 300
 
 
 @pytest.mark.parametrize("name", BROKEN)

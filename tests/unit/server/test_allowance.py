@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+from bascule.amqp.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, frame_head, performative_frame
+from bascule.amqp.performatives import UINT_MAX, Attach, Begin, Detach, Open, SaslInit, Source, Target, Transfer
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.core.user_limits import LimitRule, LimitRules, UserResource
 from bascule.server.allowance import GRANTS_PER_TURN, SendAllowance
 from bascule.server.links import PRODUCER_CREDIT
 from bascule.server.usage import UsageLimits
 from bascule.testing.broker import message_bytes
-from tests.unit.server.served import Client, Served
+from tests.unit.server.served import QUEUE, Client, Served, Wire
 from tests.unit.server.test_usage import run_async
 
 PER_S = 1000
@@ -167,3 +169,29 @@ async def test_limits_of_a_user_apply_to_its_connections() -> None:
     producer = client.producer("q")
     assert producer.credit == 3
     assert producer.remote.max_message_size == 2048
+
+
+@run_async
+async def test_end_of_a_link_whose_delivery_count_has_wrapped_returns_only_unused_credit() -> None:
+    served = Served()
+    allowance = SendAllowance(PER_S, Clock())
+    connection, wire = served.connection(), Wire()
+    connection.connection_made(wire)  # type: ignore[arg-type]
+
+    def say(*said: bytes) -> None:
+        connection.data_received(b"".join(said))
+        while connection.behind:
+            connection.handle_some()
+
+    login = performative_frame(0, SaslInit("ANONYMOUS", b""), SASL_FRAME)
+    say(SASL_HEADER, login, AMQP_HEADER, performative_frame(0, Open("raw")), performative_frame(0, Begin(None, 0, 100, 100)))
+    connection.client.sending = allowance
+    target, body = Target("q", capabilities=QUEUE), message_bytes("x")
+    attach = Attach("p", 0, False, source=Source(), target=target, initial_delivery_count=UINT_MAX)
+    say(performative_frame(0, attach))
+    say(*(frame_head(0, Transfer(0, number, b"t", settled=True), len(body)) + body for number in range(2)))
+    served.broker.settle()
+    assert served.engine.queue("q").held_messages == 2
+    say(performative_frame(0, Detach(0, True)))
+    assert sum(allowance.take(PER_S) for _ in range(20)) == SLICE - 2
+    connection.connection_lost(None)

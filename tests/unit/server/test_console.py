@@ -24,6 +24,7 @@ from bascule.server.console_sessions import (
     ConsoleSessions,
     give_cookie,
 )
+from tests.support.costs import COST_S_MAX, processor_s
 from tests.unit.server.served import run_async
 from tests.unit.server.test_admin import Broker, served
 from tests.unit.server.test_admin_access import access_of, basic, prompt, send, settings
@@ -63,6 +64,16 @@ def logged_in(port: int, credentials: str) -> tuple[dict[str, str], dict[str, An
     code, answered, text = send(port, "POST", "/console/login", {"authorization": credentials}, "{}")
     assert code == 200, text
     return {"cookie": cookie_of(answered)}, json.loads(text)
+
+
+def test_cookie_of_thousands_of_backslashes_takes_little_time() -> None:
+    sessions, _, _ = sessions_of()
+    _, secret = sessions.open(ANN)
+    for header in (f'{COOKIE}="' + "\\" * 16_000 + '"', f"{COOKIE}={'=;' * 8_000}"):
+        request = request_with("", cookie=header)
+        assert processor_s(lambda request=request: sessions.session(request)) < COST_S_MAX  # type: ignore[misc]
+    assert sessions.session(request_with(secret, cookie=f"other=1; {COOKIE}=x;{COOKIE} = {secret} ; a")) is not None
+    assert sessions.session(request_with(secret, cookie=f"x{COOKIE}={secret}")) is None
 
 
 def test_files_of_the_console_are_served_with_a_strict_policy_and_name_no_other_host() -> None:

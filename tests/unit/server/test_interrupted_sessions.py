@@ -243,6 +243,17 @@ def test_interrupted_clients_are_remembered_for_a_limited_time_and_number() -> N
     assert interruptions.opened("anonymous", "3", properties) == ConnectionHistory()
 
 
+def test_names_of_interrupted_clients_take_limited_memory() -> None:
+    interruptions = Interruptions(lambda: 2 * RETURN_S)
+    for number in range(40):
+        interruptions.lost(f"client {number}", ConnectionHistory(), frozenset(f"{link:05}{'x' * 1000}" for link in range(1000)))
+    assert len(interruptions._lost) == 15  # of a megabyte each
+    assert list(interruptions._lost)[-1] == "client 39"
+    for number in range(40):
+        interruptions.opened(f"client {number}", {"product": PRODUCT})
+    assert interruptions._names_bytes == 0
+
+
 def test_a_reset_client_keeps_the_time_of_its_interruption() -> None:
     now_s = 2 * RETURN_S
     interruptions = Interruptions(lambda: now_s)

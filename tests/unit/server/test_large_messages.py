@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from itertools import pairwise
 
 import pytest
 
-from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
-from bascule.amqp.events import Transferred
+from bascule.amqp.errors import CONNECTION_FORCED, DECODE_ERROR, AmqpError
+from bascule.amqp.events import Dispositioned, Transferred
 from bascule.amqp.limits import FRAME_SIZE_BYTES_MIN
-from bascule.amqp.performatives import Source, Target
+from bascule.amqp.performatives import Rejected, Source, Target
+from bascule.jms.large_texts import TEXT_PIECE_BYTES
 from bascule.server import pieces
 from bascule.server.client_turns import ClientTurns
 from bascule.testing.broker import Sender, message_bytes
@@ -126,3 +128,35 @@ async def test_clients_share_the_time_of_a_turn(monkeypatch: pytest.MonkeyPatch)
     assert taken[-1] == 5
     assert all(later - before <= 1 for before, later in pairwise(taken))
     assert all(client.wire.reading for client in clients)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@run_async
+async def test_text_of_a_large_message_is_checked_in_turns_while_other_clients_are_served(broken: bool) -> None:
+    served = Served()
+    client, other = Client(served, "client"), Client(served, "other")
+    producer, inbox = client.producer("q"), other.consumer("inbox", credit=10)
+    text = ("é" * (3 * TEXT_PIECE_BYTES // 2) + "x").encode()  # a character is divided between two pieces
+    whole = b"\x00\x53\x77\xb1" + struct.pack(">I", len(text)) + text
+    producer.send(whole[:-1] + b"\xc3" if broken else whole)
+    sent = []
+    while client.amqp.outgoing.sessions or client.amqp.has_output:
+        sent.append(client.amqp.data_to_send())
+        client.amqp.send_more()
+    client.connection.data_received(b"".join(sent))
+    served.broker.send("inbox", message_bytes("x"), Sender(), 1)
+    served.settle(other)
+    assert other.received(inbox) == 1
+    turns = 0
+    while client.connection.behind:
+        assert "q" not in served.engine.addresses.anycast or not served.engine.queue("q").held_messages
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 3
+    served.settle(client)
+    (answer,) = client.events_of(Dispositioned)
+    if broken:
+        assert isinstance(answer.state, Rejected)
+        assert answer.state.error is not None
+        assert answer.state.error.condition == DECODE_ERROR
+    assert served.engine.queue("q").held_messages == (0 if broken else 1)

@@ -445,9 +445,9 @@ async def test_queue_deleted_while_a_message_waits_is_recreated_if_permitted(all
 async def test_waiting_message_is_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scanned: list[bytes] = []
 
-    def counted(data: bytes) -> Scan:
+    def counted(data: bytes, **options: bool) -> Scan:
         scanned.append(data)
-        return scan(data)
+        return scan(data, **options)
 
     monkeypatch.setattr(transfers, "scan", counted)
     served = Dropping()
