@@ -246,7 +246,7 @@ def test_interrupted_clients_are_remembered_for_a_limited_time_and_number() -> N
 def test_names_of_interrupted_clients_take_limited_memory() -> None:
     interruptions = Interruptions(lambda: 2 * RETURN_S)
     for number in range(40):
-        interruptions.lost(f"client {number}", ConnectionHistory(), frozenset(f"{link:05}{'x' * 1000}" for link in range(1000)))
+        interruptions.lost("ann", f"client {number}", ConnectionHistory(), frozenset(f"{link:05}{'x' * 1000}" for link in range(1000)))
     assert len(interruptions._lost) == 15  # of a megabyte each
     assert list(interruptions._lost)[-1] == "client 39"
     for number in range(40):
