@@ -398,7 +398,7 @@ async def test_subscription_with_another_definition_stops_an_import_before_it_cr
 
 HEAD = {"format": "bascule-definitions", "version": 1}
 WRONG: list[tuple[Any, str]] = [
-    ([], "has no definitions"), ({**HEAD, "version": 2}, "has version 2"), ({**HEAD, "queues": {}}, "queues is not a list"),
+    ([], "has no definitions"), ({**HEAD, "version": 3}, "has version 3"), ({**HEAD, "queues": {}}, "queues is not a list"),
     ({**HEAD, "queues": [1]}, r"queues\[0\] is not an object"), ({**HEAD, "queues": [{"name": "q"}, {}]}, r"queues\[1\] has no name"),
     ({**HEAD, "queues": [{"name": "q", "x": 1}]}, r"queues\[0\] has an unknown field 'x'"),
     ({**HEAD, "subscriptions": [{"name": "s", "shared": 1}]}, r"subscriptions\[0\].shared must be true or false"),

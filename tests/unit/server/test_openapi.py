@@ -151,6 +151,7 @@ def look_at_everything(api: Operations, broker: Broker) -> None:
         "/flow",
         "/settings",
         "/definitions",
+        "/definitions/pipelines",
     ):
         api.ask("GET", path)
     api.ask("GET", "/queues")
@@ -220,6 +221,10 @@ def control_pipelines(api: Operations) -> None:
         plan = api.ask("PATCH", f"{one}/offsets", {"to": "earliest"}, name=name)
         assert len(plan["moves"]) == positions
         api.ask("PATCH", f"{one}/offsets", {"token": plan["token"], "discard": True}, name=name, status=202)
+        reset = api.ask("DELETE", f"{one}/offsets", name=name)
+        if reset["token"] is None:
+            reset["token"] = plan["token"]
+        api.ask("DELETE", f"{one}/offsets", query={"token": reset["token"], "discard": "true"}, name=name, status=202)
         found = api.ask("GET", f"{one}/offsets", name=name)
         assert (len(found["offsets"]), found["request"]["state"]) == (positions, "pending")
         api.ask("POST", f"{one}/restart", name=name, status=202)
