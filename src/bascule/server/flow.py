@@ -133,9 +133,10 @@ def _divert(name: str, said: Mapping[str, Any], pin: RetentionHoldStatus | None,
 
 
 def _ingress(name: str, said: Mapping[str, Any], state: FlowState) -> FlowIngress:
-    topics = said.get("topics") or ()
+    given = said.get("topics") or ()
+    topics = given if isinstance(given, list | tuple) else (given,)
     return {
-        "name": name, "topics": list(map(str, topics if isinstance(topics, list | tuple) else (topics,))), "pattern": _text(said, "pattern"),
+        "name": name, "topics": list(map(str, topics)), "pattern": _text(said, "pattern"),
         "to": _target("ingress", said), "routing": _text(said, "routing"), **state,
     }  # fmt: skip
 

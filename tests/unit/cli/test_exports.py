@@ -359,7 +359,7 @@ async def test_definitions_of_one_broker_are_those_of_another_after_an_import(
         await called(subscribe, broker)
         await called(partial(AdminApiClient(admin(broker), None).act, "queues/create", name="kept"))
         found = await defined(broker, one)
-    assert (found["format"], found["version"]) == ("bascule-definitions", 1)
+    assert (found["format"], found["version"]) == ("bascule-definitions", 2)
     assert {(each["name"], each["auto_created"]) for each in found["queues"]} >= {("kept", False), ("used", True)}
     assert {(each["client_id"], each["name"], each["shared"], each["no_local"], each["selector"]) for each in found["subscriptions"]} == {
         ("a.b", "sub.1", False, True, "n > 1"), ("a.b", "team", True, False, ""), ("", "all", True, False, ""),

@@ -264,6 +264,10 @@ def define_divert(api: Operations, broker: Broker) -> None:
     assert not broker.node.engine.addresses.route("elsewhere", Routing.MULTICAST).diverted
     found = api.ask("GET", f"{one}/status", name="late")
     assert 0 < found["covered_from"] <= broker.node.journal_offset
+    assert api.ask("GET", "/definitions/pipelines")["diverts"] == [{"name": "late", "config": {"from": "elsewhere.*"}}]
+    flow = api.ask("GET", "/flow")
+    assert [(each["name"], each["origin"]) for each in flow["diverts"]] == [("orders", "file"), ("late", "runtime")]
+    assert flow["addresses"]["orders"]["messages"] == 5, "the queue at the broker of the answer"
     api.ask("DELETE", one, name="late", status=202)
     api.ask("DELETE", one, name="nowhere", status=404)
 
