@@ -369,7 +369,7 @@ async def test_definitions_of_one_broker_are_those_of_another_after_an_import(
         assert (await defined(broker, other))["subscriptions"] == []
         capsys.readouterr()
         await called(partial(import_definitions, one, admin=admin(broker)))
-        assert capsys.readouterr().out.startswith("queues 1  subscriptions 3  existing")
+        assert capsys.readouterr().out.startswith("queues 1  subscriptions 3  diverts 0  ingresses 0  existing")
         imported = await defined(broker, other)
         assert sorted(imported["subscriptions"], key=str) == sorted(found["subscriptions"], key=str)
         assert {"kept"} <= {each["name"] for each in imported["queues"]}
