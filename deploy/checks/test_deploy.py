@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,11 @@ TOOLS = Path(sys.executable).parent
 BASCULE = ROOT / ".venv" / "bin" / "bascule"
 #: The stricter the sandbox, the lower the level of `systemd-analyze security`: 100 = none.
 EXPOSURE_MAX = 20
-MODULE_OF_DEFINITIONS = "github.com/prometheus-operator/prometheus-operator"
+#: By group of the resources: the Go module with their definitions, and the path there.
+DEFINITIONS = {
+    "monitoring.coreos.com": ("github.com/prometheus-operator/prometheus-operator", "example/prometheus-operator-crd"),
+    "sparkoperator.k8s.io": ("github.com/kubeflow/spark-operator/v2", "config/crd/bases"),
+}
 
 
 def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -58,6 +63,16 @@ def container(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     return dict(found)
 
 
+def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [each for each in documents if each["kind"] == kind]
+
+
+def containers(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the containers of the brokers and of the pipelines. The driver in a SparkApplication has the fields of a container."""
+    drivers = [each["spec"]["driver"] for each in of_kind(documents, "SparkApplication")]
+    return [container(documents, "StatefulSet"), *(drivers or [container(documents, "Deployment")])]
+
+
 def environment(of: dict[str, Any], pod: str) -> dict[str, str]:
     given = {each["name"]: each["value"].replace("$(POD_NAME)", pod) for each in of["env"] if "value" in each}
     return {"POD_NAME": pod, **given}
@@ -71,7 +86,7 @@ def test_helm_finds_no_fault_in_the_chart(values: Path) -> None:
     run(TOOLS / "helm", "lint", "--strict", CHART, "--values", values)
 
 
-class Definitions(yaml.SafeLoader):
+class Definitions(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Loads the value `=` as a string. YAML 1.1 gives this value a special tag, and enumerations in the schemas contain it."""
 
 
@@ -79,10 +94,11 @@ Definitions.add_constructor("tag:yaml.org,2002:value", Definitions.construct_yam
 
 
 @cache
-def definition(kind: str) -> Any:
-    """Return the schema of a resource of the Prometheus operator."""
-    module = json.loads(run("go", "mod", "download", "-json", MODULE_OF_DEFINITIONS, cwd=DEPLOY / "tools").stdout)
-    path = Path(module["Dir"]) / "example" / "prometheus-operator-crd" / f"monitoring.coreos.com_{kind.lower()}s.yaml"
+def definition(group: str, kind: str) -> Any:
+    """Return the schema of a resource of an operator."""
+    name, directory = DEFINITIONS[group]
+    module = json.loads(run("go", "mod", "download", "-json", name, cwd=DEPLOY / "tools").stdout)
+    path = Path(module["Dir"]) / directory / f"{group}_{kind.lower()}s.yaml"
     (version,) = yaml.load(path.read_text(), Definitions)["spec"]["versions"]
     schema = closed(version["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object"}
@@ -105,8 +121,9 @@ def closed(schema: Any) -> Any:
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 def test_each_manifest_fits_the_schema_of_its_kind(values: Path, version: str) -> None:
     for document in rendered(values, version):
-        if document["apiVersion"].startswith("monitoring.coreos.com/"):
-            jsonschema.Draft202012Validator(definition(document["kind"])).validate(document)
+        group = document["apiVersion"].partition("/")[0]
+        if group in DEFINITIONS:
+            jsonschema.Draft202012Validator(definition(group, document["kind"])).validate(document)
         else:
             kubernetes_validate.validate(document, version, strict=True)
 
@@ -120,6 +137,10 @@ def test_each_manifest_fits_the_schema_of_its_kind(values: Path, version: str) -
         ("broker.antiAffinity=always", "antiAffinity"),
         ("image.broker.digest=latest", "digest"),
         ("metrics.serviceMonitor.interval=often", "interval"),
+        ("pipelines.kind=job", "kind"),
+        ("pipelines.sparkApplication.sparkVersion=latest", "sparkVersion"),
+        ("pipelines.sparkApplication.retryIntervalSeconds=0", "retryIntervalSeconds"),
+        ("pipelines.sparkApplication.driver.memory=1Gi", "memory"),
     ],
 )
 def test_wrong_value_is_refused_by_the_schema_of_the_values(setting: str, text: str) -> None:
@@ -137,7 +158,7 @@ def test_each_value_is_described_by_the_schema() -> None:
     def described(schema: dict[str, Any], path: str = "") -> set[str]:
         return {path, *(key for name, each in schema.get("properties", {}).items() for key in described(each, f"{path}.{name}"))}
 
-    free = ("resources", "labels")  # any keys of Kubernetes
+    free = ("resources", "labels", "sparkConf")  # any keys of Kubernetes or Spark
     given = {key for key in keys(yaml.safe_load((CHART / "values.yaml").read_text())) if not any(f".{name}." in key for name in free)}
     assert given <= described(json.loads((CHART / "values.schema.json").read_text()))
 
@@ -156,14 +177,56 @@ def test_brokers_start_together_are_spread_and_keep_one_during_maintenance() -> 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 def test_containers_are_confined(values: Path) -> None:
-    for kind in ("StatefulSet", "Deployment"):
-        pod = named(rendered(values), kind)["spec"]["template"]["spec"]
+    documents = rendered(values)
+    for workload in (*of_kind(documents, "StatefulSet"), *of_kind(documents, "Deployment")):
+        pod = workload["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"]
         assert not pod["automountServiceAccountToken"]
-        confined = container(rendered(values), kind)["securityContext"]
+    executors = [each["spec"]["executor"] for each in of_kind(documents, "SparkApplication")]
+    for each in (*containers(documents), *executors):
+        confined = each["securityContext"]
+        assert each.get("podSecurityContext", {"runAsNonRoot": True})["runAsNonRoot"]
         assert confined["readOnlyRootFilesystem"]
         assert confined["capabilities"] == {"drop": ["ALL"]}
         assert not confined["allowPrivilegeEscalation"]
+
+
+def test_spark_operator_always_starts_each_driver_again_and_the_others_stand_by() -> None:
+    documents = rendered(CHART / "ci" / "spark-operator-values.yaml")
+    assert of_kind(documents, "Deployment") == []
+    applications = of_kind(documents, "SparkApplication")
+    assert [each["metadata"]["name"] for each in applications] == ["demo-bascule-pipelines-0", "demo-bascule-pipelines-1"]
+    for spec in (each["spec"] for each in applications):
+        # The operator's code computes the time of the next start from these intervals, and gives up without them.
+        assert spec["restartPolicy"] == {"type": "Always", "onFailureRetryInterval": 10, "onSubmissionFailureRetryInterval": 10}
+        assert "timeToLiveSeconds" not in spec, "the operator would delete the application, and nobody would start it again"
+        assert spec["arguments"] == ["pipelines", "--config", "/etc/bascule/bascule.toml"]
+        assert environment(spec["driver"], "")["BASCULE_PIPELINES__MASTER"] == "k8s://https://kubernetes.default.svc"
+        assert (spec["driver"]["serviceAccount"], spec["executor"]["instances"]) == ("spark", 2)
+        assert {each["name"] for part in ("driver", "executor") for each in spec[part]["volumeMounts"]} == {
+            each["name"] for each in spec["volumes"]
+        }
+    policy = named(documents, "NetworkPolicy", "-pipelines")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= applications[0]["spec"]["executor"]["labels"].items()
+    assert policy["ingress"][1]["from"][0]["podSelector"] == policy["podSelector"], "driver and executors reach each other"
+
+
+def test_spark_operator_without_executors_runs_all_tasks_in_the_driver() -> None:
+    off = ("--set", "pipelines.sparkApplication.executors=0", "--set", "pipelines.sparkApplication.serviceAccount=")
+    documents = rendered(CHART / "ci" / "spark-operator-values.yaml", KUBERNETES[-1], *off)
+    spec = of_kind(documents, "SparkApplication")[0]["spec"]
+    assert "BASCULE_PIPELINES__MASTER" not in environment(spec["driver"], "")
+    assert spec["driver"]["serviceAccount"] == named(documents, "ServiceAccount")["metadata"]["name"]
+    assert spec["executor"]["instances"] == 1, "the operator demands one; Spark starts executors only for a master of Kubernetes"
+    command = [TOOLS / "helm", "template", CHART, "--kube-version", "1.37.0", "--values", CHART / "ci" / "spark-operator-values.yaml"]
+    done = subprocess.run([*command, "--set", "pipelines.sparkApplication.serviceAccount="], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "executors needs pipelines.sparkApplication.serviceAccount" in done.stderr
+
+
+def test_version_of_spark_in_the_values_is_that_of_the_image() -> None:
+    version = yaml.safe_load((CHART / "values.yaml").read_text())["pipelines"]["sparkApplication"]["sparkVersion"]
+    assert f"\npyspark=={version} " in (ROOT / "requirements.lock").read_text()
 
 
 def test_addresses_of_clients_and_standbys_are_those_of_the_headless_service() -> None:
@@ -197,8 +260,8 @@ def test_bascule_accepts_the_configuration_of_each_container(values: Path, tmp_p
     shutil.copy(certificate, secrets / "bascule" / "bascule-kafka" / "ca.crt")
     config = tmp_path / "bascule.toml"
     config.write_text(named(documents, "ConfigMap", "demo-bascule")["data"]["bascule.toml"].replace("/run/secrets", str(secrets)))
-    for kind in ("StatefulSet", "Deployment"):
-        given = environment(container(documents, kind), "demo-bascule-broker-0")
+    for each in containers(documents):
+        given = environment(each, "demo-bascule-broker-0")
         variables = {name: value.replace("/run/secrets", str(secrets)) for name, value in given.items()}
         run(BASCULE, "config", "check", "--config", config, env={**os.environ, **variables})
 
@@ -216,6 +279,42 @@ def test_images_run_as_a_user_without_rights_with_pinned_python_packages() -> No
     installs = re.findall(r"pip (?:install|wheel)(?:[^;&\n]|\\\n)*", text)
     assert installs
     assert all(re.search(r"--require-hashes|--no-deps|--no-index", each) for each in installs), installs
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> dict[str, str]:
+    """Return an environment in which the programs of the image print how they are called."""
+    for name in ("bascule", "java", "spark-submit"):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\nprintf "%s\\n" {name} "$@"\n')
+        program.chmod(0o755)
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SPARK_HOME": "/spark"}
+
+
+def test_image_of_the_pipelines_runs_the_command_or_what_spark_on_kubernetes_wants(shown: dict[str, str]) -> None:
+    entry = CONTAINERFILE.with_name("pipelines-entrypoint.sh")
+
+    def started(*arguments: str, **variables: str) -> list[str]:
+        return run("sh", entry, *arguments, env={**shown, **variables}).stdout.splitlines()
+
+    assert started("pipelines", "--config", "a b") == ["bascule", "pipelines", "--config", "a b"]
+    assert started() == ["bascule"]
+    driver = started("driver", "--class", "PythonRunner", "local:///submit.py", "a b", SPARK_DRIVER_BIND_ADDRESS="10.0.0.1")
+    assert driver == [
+        "spark-submit", "--conf", "spark.driver.bindAddress=10.0.0.1", "--deploy-mode", "client", "--class", "PythonRunner",
+        "local:///submit.py", "a b",
+    ]  # fmt: skip
+    names = ("DRIVER_URL", "EXECUTOR_ID", "EXECUTOR_CORES", "APPLICATION_ID", "EXECUTOR_POD_IP", "RESOURCE_PROFILE_ID", "EXECUTOR_POD_NAME")
+    given = {f"SPARK_{name}": name.lower() for name in (*names, "EXECUTOR_MEMORY", "CLASSPATH", "CONF_DIR", "EXTRA_CLASSPATH")}
+    executor = started("executor", **given, SPARK_JAVA_OPT_0="-Da=b c", SPARK_JAVA_OPT_1="-Dd=e")
+    backend = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+    assert executor == [
+        "java", "-Da=b c", "-Dd=e", "-Xmsexecutor_memory", "-Xmxexecutor_memory", "-cp", "conf_dir:classpath:/spark/jars/*:extra_classpath",
+        backend, "--driver-url", "driver_url", "--executor-id", "executor_id", "--cores", "executor_cores", "--app-id", "application_id",
+        "--hostname", "executor_pod_ip", "--resourceProfileId", "resource_profile_id", "--podName", "executor_pod_name",
+    ]  # fmt: skip
+    (jar,) = (ROOT / ".venv").glob("lib/python*/site-packages/pyspark/jars/spark-kubernetes_*.jar")
+    assert f"{backend.replace('.', '/')}.class" in zipfile.ZipFile(jar).namelist()
 
 
 def test_context_of_the_build_has_all_files_that_the_steps_copy() -> None:

@@ -7,6 +7,10 @@ const XID = process.env.XID;
 const { browser, page, faults } = await started();
 const rows = () => page.$$eval("main tbody tr", (found) => found.length);
 
+async function closeToasts() {
+  await page.$$eval(".toast button", (found) => found.forEach((each) => each.click()));
+}
+
 async function chooseFirst() {
   await page.waitForSelector("main tbody input[type=checkbox]");
   await page.$eval("main tbody input[type=checkbox]", (box) => box.click());
@@ -193,7 +197,7 @@ const steps = {
     await shows(page, "delayed");
     await page.waitForSelector("svg.flow .box");
     await shows(page, "in the file");
-    await picture(page, "pipelines");
+    check((await page.$$("svg.flow .runtime")).length === 0, "no pipeline is drawn as defined at run time");
     await press(page, "pause");
     await shows(page, "running, paused wanted");
     await press(page, "resume");
@@ -205,6 +209,9 @@ const steps = {
     await shows(page, "Definition in the configuration file");
     await shows(page, "console.journal");
     await picture(page, "pipeline");
+    await press(page, "Reset the position");
+    await shows(page, "delayed' is still running");
+    await closeToasts();
     await press(page, "Move the position");
     await enter(page, "to", "earliest", "dialog");
     await press(page, "Show what it means", "dialog");
@@ -218,6 +225,9 @@ const steps = {
     await enter(page, "to", "queue://prices", "dialog");
     await press(page, "Create", "dialog");
     await shows(page, "at run time");
+    await page.waitForSelector("svg.flow .box.runtime");
+    await closeToasts();
+    await picture(page, "pipelines");
     await press(page, "prices");
     await shows(page, "Definition made at run time");
     await shows(page, '["prices","more"]');

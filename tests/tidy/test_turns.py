@@ -117,7 +117,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "the queues of a range: DELIVERIES_PER_PIECE for each piece of it": ("broker/returns.py RangeReturn.end",),
     "ROUND_MESSAGES_MAX": ("broker/rounds.py Rounds._all_stored",),
     "pipelines, partitions, topics and limits of the owner's configuration": (
-        "server/pipeline_offsets.py OffsetPages.show", "server/pipelines.py PipelinePages._names",
+        "server/flow.py FlowPage._flow", "server/pipeline_offsets.py OffsetPages.show", "server/pipelines.py PipelinePages.names",
         "server/policies.py user_limits_of",
         "broker/housekeeping.py HousekeepingProtocol.retention_holds", "server/ingress.py _Effects.first_seen",
         "server/topics.py TopicWatch._run",

@@ -26,7 +26,7 @@ commands = typer.Typer(
 WarningOption = Annotated[float | None, typer.Option("--warning", "-w", min=0, help="Limit of the state WARNING", show_default=False)]
 CriticalOption = Annotated[float | None, typer.Option("--critical", "-c", min=0, help="Limit of the state CRITICAL", show_default=False)]
 #: States of a pipeline that need somebody.
-BROKEN: Final = ("failed", "unassigned")
+BROKEN: Final = ("failed", "unassigned", "waiting for coverage")
 #: States of a pipeline that is as wanted, by the wanted state.
 AS_WANTED: Final = {"running": ("running", "catching up", "waiting"), "paused": ("paused",), "stopped": ("stopped",)}
 _EXPIRY: Final = re.compile(r'^bascule_certificate_expiry_timestamp_seconds\{setting="([^"]*)"\} (\S+)$', re.MULTILINE)

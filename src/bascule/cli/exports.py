@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,6 +14,14 @@ import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.config import ConfigOption
+from bascule.cli.definition_file import (
+    DEFINITIONS_VERSION,
+    KINDS_OF_DEFINITIONS,
+    ONE_OF,
+    missing_pipelines,
+    missing_subscriptions,
+    read_definitions,
+)
 from bascule.cli.login import PasswordFileOption, UserOption
 from bascule.cli.messages import BrokerOption, SelectorOption, connection_factory
 from bascule.cli.output import Format, FormatOption, as_json, line, note, show_result
@@ -37,14 +44,6 @@ imports = typer.Typer(
     no_args_is_help=True,
 )
 
-#: As bascule.server.definitions, which commands do not import.
-DEFINITIONS_FORMAT: Final = "bascule-definitions"
-DEFINITIONS_VERSION: Final = 1
-#: The fields of a definition, with the values of those that may be missing.
-QUEUE_FIELDS: Final[Mapping[str, Any]] = {"name": "", "auto_created": False, "user": ""}
-SUBSCRIPTION_FIELDS: Final[Mapping[str, Any]] = {
-    "name": "", "topic": "", "client_id": "", "selector": "", "no_local": False, "shared": False, "user": "",
-}  # fmt: skip
 #: Bytes and messages that are sent before the command waits for all answers: it holds no more of a file in memory.
 BATCH_BYTES: Final = 8 << 20
 BATCH_MESSAGES: Final = 500
@@ -78,8 +77,9 @@ def export_definitions(
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Write the queues and durable subscriptions that a broker holds, as JSON. Settings and users are in files already."""
-    found = AdminApiClient(admin, config).look("definitions")
+    """Write the queues, durable subscriptions, and pipelines defined at run time as JSON. Settings and users are in files already."""
+    broker = AdminApiClient(admin, config)
+    found = {**broker.look("definitions"), **broker.look("definitions/pipelines"), "version": DEFINITIONS_VERSION}
     if file is None:
         line(as_json(found, indent=2))
         return
@@ -89,7 +89,7 @@ def export_definitions(
         replace_private(file, as_json(found, indent=2).encode() + b"\n")
     except OSError as error:
         raise InvalidInput(f"{file}: {error.strerror}") from error
-    show_result({"queues": len(found["queues"]), "subscriptions": len(found["subscriptions"])}, output)
+    show_result({kind: len(found[kind]) for kind in KINDS_OF_DEFINITIONS}, output)
 
 
 @imports.command("definitions", epilog="Example:  bascule import definitions definitions.json --dry-run")
@@ -102,92 +102,40 @@ def import_definitions(
             help="Create the queues, too, that a broker has created for clients. Otherwise the broker creates them when they are used",
         ),
     ] = False,
+    no_pipelines: Annotated[bool, typer.Option("--no-pipelines", help="Leave out the diverts and ingresses, which run at once")] = False,
     dry_run: DryRunOption = False,
     config: ConfigOption = None,
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Create the queues and durable subscriptions of a file that the broker does not have. Existing ones stay as they are.
+    """Create the queues, durable subscriptions and pipelines of a file that the broker does not have. Existing ones stay as they are.
 
-    If a subscription exists with another definition, nothing is created.
+    If one of them exists with another definition, nothing is created. A pipeline begins where its setting `start` says.
     """
-    queues, subscriptions = _read_definitions(file)
-    wanted = [each for each in queues if auto_created or not each["auto_created"]]
+    definitions = read_definitions(file)
+    wanted = [each for each in definitions.queues if auto_created or not each["auto_created"]]
+    pipelines = [] if no_pipelines else definitions.pipelines
     broker = AdminApiClient(admin, config)
     there = broker.look("definitions")
     known = {each["name"] for each in there["queues"]}
     new_queues = [each for each in wanted if each["name"] not in known]
-    new_subscriptions = _missing(subscriptions, there["subscriptions"])
-    created = {"queues": 0, "subscriptions": 0}
-    steps = [("queues", "queues/create", {"name": each["name"]}) for each in new_queues]
+    new_subscriptions = missing_subscriptions(definitions.subscriptions, there["subscriptions"])
+    new_pipelines = missing_pipelines(pipelines, broker) if pipelines else []
+    steps: list[tuple[str, str, dict[str, Any]]] = [("queues", "queues/create", {"name": each["name"]}) for each in new_queues]
     steps += [("subscriptions", "subscriptions/create", dict(each)) for each in new_subscriptions]
+    # Last: an ingress drops messages for an address that has neither a queue nor a subscription.
+    steps += [(each.collection, each.collection, {"name": each.name, "config": each.config}) for each in new_pipelines]
+    created = dict.fromkeys(KINDS_OF_DEFINITIONS, 0)
     for kind, action, arguments in steps:
         try:
             if not dry_run:
-                broker.act(action, **arguments)
+                broker.send("POST", action, **arguments)
         except BasculeError as error:
-            note(f"created before the error: {created['queues']} queues, {created['subscriptions']} subscriptions")
-            raise type(error)(f"{kind[:-1]} {arguments['name']!r}: {error}") from error
+            note(f"created before the error: {', '.join(f'{count} {name}' for name, count in created.items())}")
+            raise type(error)(f"{ONE_OF[kind]} {arguments['name']!r}: {error}") from error
         created[kind] += 1
-    existing = len(wanted) - len(new_queues) + len(subscriptions) - len(new_subscriptions)
-    show_result({**created, "existing": existing, "auto_created": len(queues) - len(wanted)}, output)
-
-
-def _read_definitions(file: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the queues and subscriptions of a file. Raises InvalidInput."""
-    try:
-        found = json.loads(file.read_bytes())
-    except OSError as error:
-        raise InvalidInput(f"{file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{file} is not JSON: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != DEFINITIONS_FORMAT:
-        raise InvalidInput(f"{file} has no definitions; `bascule export definitions` writes such files (format {DEFINITIONS_FORMAT!r})")
-    if found.get("version") != DEFINITIONS_VERSION:
-        raise InvalidInput(f"{file} has version {found.get('version')!r:.20}; this program reads version {DEFINITIONS_VERSION}")
-    queues = [_checked(file, f"queues[{place}]", each, QUEUE_FIELDS) for place, each in enumerate(_list(file, found, "queues"))]
-    subscriptions = [
-        _checked(file, f"subscriptions[{place}]", each, SUBSCRIPTION_FIELDS)
-        for place, each in enumerate(_list(file, found, "subscriptions"))
-    ]
-    return queues, subscriptions
-
-
-def _list(file: Path, found: Mapping[str, Any], name: str) -> list[Any]:
-    value = found.get(name, [])
-    if not isinstance(value, list):
-        raise InvalidInput(f"{file}: {name} is not a list")
-    return value
-
-
-def _checked(file: Path, where: str, given: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a definition with all fields. Raises InvalidInput."""
-    if not isinstance(given, dict):
-        raise InvalidInput(f"{file}: {where} is not an object")
-    if unknown := [name for name in given if name not in fields]:
-        raise InvalidInput(f"{file}: {where} has an unknown field {unknown[0]!r:.60}; known are {', '.join(fields)}")
-    for name, default in fields.items():
-        if type(given.get(name, default)) is not type(default):
-            raise InvalidInput(f"{file}: {where}.{name} must be {'true or false' if isinstance(default, bool) else 'a string'}")
-    if not given.get("name"):
-        raise InvalidInput(f"{file}: {where} has no name")
-    return {**fields, **given}
-
-
-def _missing(wanted: Iterable[dict[str, Any]], there: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the subscriptions that the broker does not have. Raises InvalidInput if it has one with another definition."""
-    known = {(each["client_id"], each["name"]): each for each in there}
-    missing = []
-    for each in wanted:
-        found = known.get((each["client_id"], each["name"]))
-        if found is None:
-            missing.append(each)
-        elif differing := [name for name in SUBSCRIPTION_FIELDS if found[name] != each[name]]:
-            raise InvalidInput(
-                f"subscription {each['name']!r} of client {each['client_id']!r} exists with another {differing[0]}: "
-                f"{found[differing[0]]!r} instead of {each[differing[0]]!r}. Nothing was created; delete it first, or change the file"
-            )
-    return missing
+    existing = len(wanted) + len(definitions.subscriptions) + len(pipelines) - len(steps)
+    show_result({**created, "existing": existing, "auto_created": len(definitions.queues) - len(wanted)}, output)
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

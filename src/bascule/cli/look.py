@@ -10,12 +10,13 @@ import typer
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import QueueName, SelectorOption, connections, queues
 from bascule.cli.config import ConfigOption
-from bascule.cli.output import Format, FormatOption, as_json, line, show_rows
+from bascule.cli.output import Format, FormatOption, as_json, line, note, show_rows
 
 topics = typer.Typer(help="List topics.", epilog="Example:  bascule topic list", no_args_is_help=True)
 
 MESSAGE_COLUMNS = ("id", "state", "message_id", "type", "body_kind", "body", "bytes")
 LINK_COLUMNS = ("role", "address", "queue", "selector", "unsettled", "credit")
+FLOW_COLUMNS = ("kind", "name", "origin", "from", "to", "state", "behind", "records_per_s")
 #: Maximum characters of a body in a table; JSON shows more.
 BODY_SHOWN = 60
 #: Entries of one request.
@@ -98,14 +99,29 @@ def show_connection(
 
 
 def flow(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Show the diverts and ingresses of a broker's settings, with the lag of the diverts in records of the journal."""
+    """Show all diverts and ingresses with their ends, state, lag in records, and records a second.
+
+    The column `origin` says where one is defined: in the file, or at run time.
+    """
     found = AdminApiClient(admin, config).look("flow")
     if output is Format.JSON:
         line(as_json(found, indent=2))
         return
-    diverts = [{"kind": "divert", "records_behind": (each["pin"] or {}).get("records"), **each} for each in found["diverts"]]
-    ingresses = [{"kind": "ingress", "from": ", ".join(each["topics"]) or each["pattern"], **each} for each in found["ingresses"]]
-    show_rows([*diverts, *ingresses], ("kind", "name", "from", "to", "records_behind"), output)
+    diverts = [{"kind": "divert", **each, "behind": _behind(each)} for each in found["diverts"]]
+    ingresses = [
+        {"kind": "ingress", "from": ", ".join(each["topics"]) or each["pattern"], **each, "behind": each["lag"]}
+        for each in found["ingresses"]
+    ]
+    show_rows([*diverts, *ingresses], FLOW_COLUMNS, output)
+    if found["trouble"]:
+        note(f"states, and pipelines that are defined at run time, are missing: {found['trouble']}")
+
+
+def _behind(divert: dict[str, Any]) -> int | None:
+    """Return the lag as the driver reports it, otherwise what the journal is kept for."""
+    lag: int | None = divert["lag"]
+    pin: dict[str, Any] = divert["pin"] or {}
+    return pin.get("records") if lag is None else lag
 
 
 def _short(body: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -43,6 +43,7 @@ TopicOption = Annotated[
 PartitionOption = Annotated[
     int | None, typer.Option("--partition", min=0, help="Move only the position in this partition of --topic", show_default=False)
 ]
+ResetOption = Annotated[bool, typer.Option("--reset", help="Move to where the setting `start` says, as a new pipeline begins")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for a confirmation")]
 DiscardOption = Annotated[bool, typer.Option("--discard", help="Messages may be lost that only an exclusive divert has")]
 WaitOption = Annotated[
@@ -55,26 +56,34 @@ def offsets_command(kind: str, path: Callable[..., str]) -> Callable[..., None]:
 
     def command(
         name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline in the configuration")],
-        to: ToOption = None, shift_by: ShiftOption = None, topic: TopicOption = None, partition: PartitionOption = None,
+        to: ToOption = None, shift_by: ShiftOption = None, reset: ResetOption = False, topic: TopicOption = None,
+        partition: PartitionOption = None,
         yes: YesOption = False, discard: DiscardOption = False, wait_s: WaitOption = WAIT_S,
         config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
     ) -> None:  # fmt: skip
-        if to is not None and shift_by is not None:
-            raise InvalidInput("--to and --shift-by exclude each other")
-        if to is None and shift_by is None and (topic is not None or partition is not None):
-            raise InvalidInput("--topic and --partition need --to or --shift-by")
-        target = None if to is None else _target(to)
+        chosen = sum((to is not None, shift_by is not None, reset))
+        if chosen > 1:
+            raise InvalidInput("--to, --shift-by and --reset exclude each other")
+        if not chosen and (topic is not None or partition is not None):
+            raise InvalidInput("--topic and --partition need --to, --shift-by or --reset")
+        wanted = {"to": None if to is None else _target(to), "shift_by": shift_by, "topic": topic, "partition": partition}
+        given = {name: value for name, value in wanted.items() if value is not None}
         client, place = AdminApiClient(admin, config), path(kind, name, "offsets")
-        if to is None and shift_by is None:
+        if not chosen:
             _show(client.look(place), output)
             return
-        wanted = {"to": target, "shift_by": shift_by, "topic": topic, "partition": partition}
-        plan = client.send("PATCH", place, **{each: value for each, value in wanted.items() if value is not None})
+        plan = client.send("DELETE", _with_query(place, given)) if reset else client.send("PATCH", place, **given)
         if _confirmed(plan, output, yes=yes, discard=discard):
             answer = client.send("PATCH", place, token=plan["token"], discard=discard)
             _report(client, place, answer["request"], wait_s, output)
 
     return command
+
+
+def _with_query(place: str, parameters: Mapping[str, Any]) -> str:
+    from urllib.parse import urlencode
+
+    return f"{place}?{urlencode(parameters)}" if parameters else place
 
 
 def _target(to: str) -> str:

@@ -142,6 +142,9 @@ def _awaited(status: Callable[[], dict[str, Any]], wanted: str, wait_s: float) -
         if found["state"] == "unassigned":
             note(f"no driver runs the pipelines; it will be {wanted} once a driver runs")
             break
+        if found["state"] == "waiting for coverage":
+            note(f"no active broker has confirmed that its journal covers it, so no driver runs it yet; it will be {wanted} then")
+            break
         if found["state"] == "failed" and wanted == "running":  # a pipeline that has failed can be paused
             note(f"failed: {found['error']}")
             raise typer.Exit(1)

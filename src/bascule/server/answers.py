@@ -135,6 +135,28 @@ class AddressDepth(TypedDict):
     consumers: int
 
 
+class FlowState(TypedDict):
+    """What a pipeline does, as `GET /diverts` has it. ``enabled``: neither the configuration nor its driver disables it."""
+
+    origin: str
+    enabled: bool
+    state: str
+    wanted: str
+    lag: int | None
+    records_per_s: float | None
+    error: str
+
+
+class FlowIngress(FlowState):
+    """An ingress and its ends."""
+
+    name: str
+    topics: list[str]
+    pattern: str
+    to: str
+    routing: str
+
+
 # The word ``from`` is no name of a field in the other form.
 FlowDivert = TypedDict(
     "FlowDivert",
@@ -144,31 +166,30 @@ FlowDivert = TypedDict(
         "selector": str,
         "to": str,
         "exclusive": bool,
-        "enabled": bool,
         "group": str,
         "pin": RetentionHoldStatus | None,
+        "origin": str,
+        "enabled": bool,
+        "state": str,
+        "wanted": str,
+        "lag": int | None,
+        "records_per_s": float | None,
+        "error": str,
     },
 )
-FlowDivert.__doc__ = "A divert of the settings, and what the journal is kept for on its account."
-
-
-class FlowIngress(TypedDict):
-    """An ingress of the settings."""
-
-    name: str
-    topics: list[str]
-    pattern: str
-    to: str
-    routing: str
-    enabled: bool
+FlowDivert.__doc__ = "A divert and its ends, with the fields of FlowState, and what the journal is kept for on its account."
 
 
 class FlowAnswer(TypedDict):
-    """The pipelines of the settings, and the queues of the addresses at their ends; null for an address without a queue."""
+    """All pipelines, and the queues of the addresses at their ends; null for an address without a queue.
+
+    ``trouble`` says why states and pipelines that are defined at run time are missing; the fields ``state`` are empty then.
+    """
 
     diverts: list[FlowDivert]
     ingresses: list[FlowIngress]
     addresses: dict[str, AddressDepth | None]
+    trouble: str
 
 
 class SettingAnswer(TypedDict):

@@ -28,6 +28,7 @@ from bascule.server.broker_metrics import broker_metrics_export
 from bascule.server.descriptors import RESERVED, RESERVED_FOR_ADMIN
 from bascule.server.effects import LoopEffects
 from bascule.server.epoch import Epoch, JournalPlace
+from bascule.server.flow import NodeFlowEnds
 from bascule.server.listener import Listener, Take, bind
 from bascule.server.pipelines import PipelinePages, wall_ms
 from bascule.server.reload_pages import ReloadPages
@@ -164,7 +165,7 @@ class BrokerLife(LoopEffects):
             log.info("every process of this machine may use the admin server, because neither users nor admin.token are configured")
         pipelines = PipelinePages(
             self._pipelines, self._settings, self._node.audit, wall_ms, self._planning, self._redriving,
-            lambda: PropertyMask(self._node.settings.admin.masked_properties),
+            lambda: PropertyMask(self._node.settings.admin.masked_properties), NodeFlowEnds(self._node),
         )  # fmt: skip
         return AdminServer(
             Administrator(self._node),

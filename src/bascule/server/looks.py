@@ -24,7 +24,6 @@ from bascule.server.message_life import message_life
 from bascule.server.status import (
     branch_status,
     connection_status,
-    hold_status,
     queue_status,
     status_of,
     subscription_status,
@@ -176,35 +175,6 @@ def _depth(engine: Engine | None, name: str) -> int:
     return 0 if queue is None else queue.held_messages
 
 
-async def _flow(node: Node, parameters: Parameters) -> object:
-    """Return the pipelines by the settings, what the journal is kept for on their account, and the addresses at their ends."""
-    check_known(parameters, ())
-    engine, settings = node.loaded_engine, node.settings
-    pins = {hold.name: hold_status(hold) for hold in node.retention_holds if hold.keeper == "pipeline"}
-    diverts = [
-        {
-            "name": each.name, "from": each.from_address, "selector": each.selector, "to": each.to, "exclusive": each.exclusive,
-            "enabled": each.enabled, "group": each.group or "", "pin": pins.get(f"divert:{each.name}"),
-        }
-        for each in settings.divert
-    ]  # fmt: skip
-    ingresses = [
-        {
-            "name": each.name, "topics": each.topics, "pattern": each.pattern or "", "to": each.to, "routing": each.routing,
-            "enabled": each.enabled,
-        }
-        for each in settings.ingress
-    ]  # fmt: skip
-    names = dict.fromkeys((*(each.from_address for each in settings.divert), *(each.to for each in settings.ingress)))
-    return {"diverts": diverts, "ingresses": ingresses, "addresses": {name: _ends(engine, name) for name in names}}
-
-
-def _ends(engine: Engine | None, name: str) -> dict[str, int] | None:
-    """Return the number of messages and consumers of the queue of an address; None if there is no such queue."""
-    queue = None if engine is None else engine.addresses.anycast.get(name)
-    return None if queue is None else {"messages": queue.held_messages, "consumers": len(queue.consumers)}
-
-
 async def _settings(node: Node, parameters: Parameters) -> object:
     check_known(parameters, ())
     values = await beside(partial(masked_values, node.settings))
@@ -255,7 +225,6 @@ LOOKS: Final[dict[str, Look]] = {
     "list/connections": Look(_connections),
     "list/branches": Look(_branches),
     "connections/links": Look(_links),
-    "flow": Look(_flow),
     "settings": Look(_settings, AdminRole.MANAGE),
     "permissions": Look(_permissions, AdminRole.MANAGE),
     "messages": Look(_of_queue(browsing.messages), AdminRole.EDIT, content=True),

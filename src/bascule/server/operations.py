@@ -129,7 +129,6 @@ _LOOKS: Final[dict[tuple[str, str], Operation]] = {
         "The producers and consumers of a connection", {200: answers.LinksAnswer},
         (Parameter("id", "HOST:PORT of the connection", required=True),),
     ),
-    ("GET", "/flow"): Operation("The pipelines of the settings with the queues at their ends", {200: answers.FlowAnswer}),
     ("GET", "/settings"): Operation("All settings; secrets are masked", {200: list[answers.SettingAnswer]}),
     ("GET", "/permissions"): Operation(
         "The rules of permissions; a decision if `user`, `permission` and `address` are given", {200: answers.PermissionsAnswer},
@@ -260,6 +259,13 @@ _PLAN: Final[Mapping[str, Schema]] = {
     "discard": {"type": "boolean", "description": "With `token`: messages may be lost", "default": False},
 }
 
+_RESET: Final = (
+    Parameter("topic", _PLAN["topic"]["description"]),
+    Parameter("partition", _PLAN["partition"]["description"], {"type": "integer", "minimum": 0}),
+    Parameter("token", _PLAN["token"]["description"]),
+    Parameter("discard", _PLAN["discard"]["description"], {"type": "boolean", "default": False}),
+)
+
 
 def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], Operation]:
     one, a = f"{collection}/{{name}}", "an" if kind == "ingress" else "a"
@@ -280,6 +286,12 @@ def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], Operation
             f"Plan a move of the positions of {a} {kind}, or store a plan",
             {200: pipeline_answers.PlanAnswer, 202: pipeline_answers.ConfirmedAnswer},
             body=_object(_PLAN),
+            errors=(404, 409),
+        ),
+        ("DELETE", f"{one}/offsets"): Operation(
+            f"Plan a reset of the positions of {a} {kind} to where its setting `start` says, or store a plan",
+            {200: pipeline_answers.PlanAnswer, 202: pipeline_answers.ConfirmedAnswer},
+            _RESET,
             errors=(404, 409),
         ),
     }
@@ -317,6 +329,10 @@ def _definitions_of(kind: str, collection: str, model: type[Divert | Ingress], n
 
 
 _DEFINITIONS: Final[dict[tuple[str, str], Operation]] = {
+    ("GET", "/flow"): Operation("All pipelines with their states and rates, and the queues at their ends", {200: answers.FlowAnswer}),
+    ("GET", "/definitions/pipelines"): Operation(
+        "The diverts and ingresses that are defined at run time", {200: pipeline_answers.PipelineDefinitionsAnswer}
+    ),
     **_definitions_of("divert", "/diverts", Divert, "`from` is needed"),
     **_definitions_of("ingress", "/ingresses", Ingress, "`topics` or `pattern` is needed"),
 }

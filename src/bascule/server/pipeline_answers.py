@@ -58,6 +58,20 @@ class DefinitionAnswer(TypedDict):
     revision: int | None
 
 
+class HeldPipeline(TypedDict):
+    """A definition made at run time, as a request to create the pipeline has it."""
+
+    name: str
+    config: dict[str, Any]
+
+
+class PipelineDefinitionsAnswer(TypedDict):
+    """The definitions of diverts and ingresses that were made at run time."""
+
+    diverts: list[HeldPipeline]
+    ingresses: list[HeldPipeline]
+
+
 class PipelineDefinedAnswer(TypedDict):
     """The revision of the definition that Kafka has stored."""
 

@@ -29,6 +29,7 @@ from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
 from bascule.server.admin_arguments import arguments_of
+from bascule.server.pipeline_answers import HeldPipeline, PipelineDefinitionsAnswer
 from bascule.writer.control import KINDS, PipelineDefinition
 
 if TYPE_CHECKING:
@@ -45,6 +46,16 @@ REVISION: Final = "revision"
 #: How long a request waits until the active broker says that its journal covers a divert, in seconds, and between two looks.
 COVERED_WITHIN_S: Final = 15.0
 LOOK_S: Final = 0.25
+
+
+def held_definitions(pages: PipelinePages, known: KnownPipelines) -> PipelineDefinitionsAnswer:
+    """Return the definitions made at run time, without those that have no effect because the file has a pipeline of their name."""
+    held: dict[str, list[HeldPipeline]] = {kind: [] for kind in KINDS}
+    for pipeline in sorted(known.wishes.definitions):
+        kind, _, name = pipeline.partition(":")
+        if kind in held and (found := pages.definition(known, pipeline)) is not None:
+            held[kind].append({"name": name, "config": dict(found.settings)})
+    return {"diverts": held["divert"], "ingresses": held["ingress"]}
 
 
 class DefinitionConflict(InvalidInput):

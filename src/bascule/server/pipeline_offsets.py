@@ -3,6 +3,9 @@
 GET   /diverts/NAME/offsets    positions, and the last request to move them
 PATCH /diverts/NAME/offsets    {"to": …} or {"shift_by": N}: the plan with a token; nothing changes
 PATCH /diverts/NAME/offsets    {"token": …}: store the plan for the driver; 202 once Kafka has stored it
+
+DELETE /diverts/NAME/offsets               the plan of a reset: a move to where the setting ``start`` says
+DELETE /diverts/NAME/offsets?token=TOKEN   store the plan for the driver
 """
 
 from __future__ import annotations
@@ -16,13 +19,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from bascule.config.pipeline import Divert, Ingress
+from bascule.config.settings import Settings
 from bascule.core.errors import InvalidInput, Scope
 from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
-from bascule.kafka.planned_moves import OFFSET_MAX, OffsetPlan, OffsetTarget, PipelineOffsets, PlannedMove
+from bascule.core.times import written_time
+from bascule.kafka.planned_moves import OFFSET_MAX, NoOffsets, OffsetPlan, OffsetTarget, PipelineOffsets, PlannedMove
 from bascule.server.admin_access import Principal
-from bascule.server.admin_arguments import arguments_of
-from bascule.writer.control import OffsetsWish, PipelineState, WantedState
+from bascule.server.admin_arguments import arguments_of, number_in
+from bascule.server.listing import check_known
+from bascule.writer.control import KINDS, OffsetsWish, PipelineState, WantedState
+from bascule.writer.position import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from bascule.server.pipelines import KnownPipelines, PipelinePages
@@ -33,6 +41,13 @@ log = get_log(__name__)
 PLANS_MAX: Final = 16
 #: How long a plan can be confirmed, in ms: what a plan skips or repeats was true when it was made.
 PLAN_MS: Final = 10 * 60 * 1000
+#: Parameters of the plan of a reset, and the largest partition of Kafka.
+RESET_PARAMETERS: Final = ("topic", "partition")
+PARTITION_MAX: Final = 2**31 - 1
+#: Where a pipeline begins whose definition does not say it.
+_DEFAULT_STARTS: Final[Mapping[str, str]] = {
+    "divert": Divert.model_fields["start"].default, "ingress": Ingress.model_fields["start"].default,
+}  # fmt: skip
 #: Arguments of a plan.
 _TARGETS: Final = ("to", "shift_by")
 
@@ -81,10 +96,12 @@ class _Plan(NamedTuple):
 class OffsetPages:
     """The pages about offsets of one broker."""
 
-    def __init__(self, pages: PipelinePages, planning: Callable[[], OffsetPlanning]) -> None:
+    def __init__(self, pages: PipelinePages, planning: Callable[[], OffsetPlanning], settings: Settings) -> None:
         """``planning`` is called in a thread for each request; it raises MissingExtra in a broker without the pipelines."""
         self._pages = pages
         self._planning = planning
+        self._starts = {f"{KINDS['divert']}{each.name}": each.start for each in settings.divert}
+        self._starts |= {f"{KINDS['ingress']}{each.name}": each.start for each in settings.ingress}
         self._plans: OrderedDict[str, _Plan] = OrderedDict()
 
     async def show(self, kind: str, request: Request) -> Response:
@@ -113,13 +130,39 @@ class OffsetPages:
         if "token" in arguments:
             return await self._confirm(kind, request, arguments)
         target = _target_of(arguments)
-        topic, partition = _restriction_of(arguments)
+        return await self._planned(kind, request, lambda *_: target, *_restriction_of(arguments))
+
+    async def reset(self, kind: str, request: Request) -> Response:
+        """Answer with the plan of a reset, or store a plan that is confirmed for the driver.
+
+        The parameters are in the query, because servers in between may drop the body of a DELETE.
+        """
+        if await arguments_of(request):
+            raise InvalidInput(f"DELETE {request.url.path} takes parameters in its query, and no arguments")
+        given = request.query_params
+        if "token" in given:
+            check_known(given, ("token", "discard"))
+            if (discard := given.get("discard", "false")) not in ("true", "false"):
+                raise InvalidInput(f"discard {discard!r:.20} must be true or false")
+            return await self._confirm(kind, request, {"token": given["token"], "discard": discard == "true"})
+        check_known(given, RESET_PARAMETERS)
+        topic, partition = given.get("topic"), given.get("partition")
+        if partition is not None and topic is None:
+            raise InvalidInput("partition needs topic")
+        number = None if partition is None else number_in("partition", partition, 0, PARTITION_MAX)
+        return await self._planned(kind, request, self._start_of, topic, number)
+
+    async def _planned(
+        self, kind: str, request: Request, target: Callable[[KnownPipelines, str], OffsetTarget], topic: str | None, partition: int | None,
+    ) -> Response:  # fmt: skip
+        """Answer with a plan. ``target`` returns where positions shall move, for what is known and the pipeline."""
         known = await self._pages.known()
         pipeline = self._pages.named(known, kind, request)
         self._pages.check_enabled(known, pipeline)
         self._check_stopped(known, pipeline)
+        wanted = target(known, pipeline)
         definition = known.reports.pipelines[pipeline].definition if pipeline in known.reports.pipelines else {}
-        plan = await self._pages.beside(lambda: self._planning().plan(pipeline, target, definition, topic, partition))
+        plan = await self._pages.beside(lambda: self._planning().plan(pipeline, wanted, definition, topic, partition))
         token = self._kept(_Plan(pipeline, plan, self._pages.now_ms())) if plan.moves else None
         return JSONResponse({
             "name": request.path_params["name"], "kind": kind, "moves": list(map(_shown, plan.moves)),
@@ -160,6 +203,22 @@ class OffsetPages:
             done |= {"partitions": len(moves), "skipped": skipped, "repeated": repeated}
         log.info("administrator action", who=principal.name, action=action, arguments={"name": name}, answer={"request": token})
         return JSONResponse({"name": name, "kind": kind, "request": token}, 202)
+
+    def _start_of(self, known: KnownPipelines, pipeline: str) -> OffsetTarget:
+        """Return where a new pipeline with the settings of this one would begin. Raises NoOffsets."""
+        own, report = self._pages.definition(known, pipeline), known.reports.pipelines.get(pipeline)
+        if own is not None:
+            start = own.settings.get("start", _DEFAULT_STARTS[pipeline.partition(":")[0]])
+        elif report is not None and "start" in report.definition:
+            start = report.definition["start"]
+        else:
+            start = self._starts.get(pipeline)
+        if start in (EARLIEST, LATEST):
+            return OffsetTarget(start)
+        try:
+            return OffsetTarget("time", start if isinstance(start, int) else written_time(str(start)).ms)
+        except ValueError:
+            raise NoOffsets(f"nobody knows where {pipeline} begins: no driver has reported its settings") from None
 
     def _check_stopped(self, known: KnownPipelines, pipeline: str) -> None:
         """Raise NotStopped unless the pipeline is stopped, or will be before a driver starts it."""

@@ -2,11 +2,13 @@
 
 GET  /diverts, /ingresses            the pipelines with their states, JSON
 GET  /diverts/NAME                   the definition
+GET  /definitions/pipelines          all definitions made at run time, for an export
 POST /diverts, /ingresses            define a pipeline at run time (bascule.server.pipeline_definitions)
 GET  /diverts/NAME/status            state, positions, lag, last error
 PUT  /diverts/NAME/pause|resume|stop store the wanted state; 202 once Kafka has stored it
 POST /diverts/NAME/restart           restart the task
      /diverts/NAME/offsets           positions (bascule.server.pipeline_offsets)
+GET  /flow                           all of them with the queues at their ends (bascule.server.flow)
      /redrive/…                      dead letters (bascule.server.redrive)
 
 The broker and the driver of the pipelines talk through Kafka only (``bascule.writer.control``).
@@ -26,7 +28,7 @@ from starlette.responses import JSONResponse, Response
 
 from bascule.broker.errors import UnknownAddress
 from bascule.config.settings import Settings
-from bascule.core.errors import InvalidInput, Scope
+from bascule.core.errors import InvalidInput, Scope, Unavailable
 from bascule.core.log import get_log
 from bascule.core.masking import PropertyMask
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
@@ -36,7 +38,9 @@ from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.audit import AuditTrail
-from bascule.server.pipeline_definitions import DefinitionPages
+from bascule.server.flow import NO_FLOW_ENDS, FlowEnds, FlowPage
+from bascule.server.listing import check_known
+from bascule.server.pipeline_definitions import DefinitionPages, held_definitions
 from bascule.server.pipeline_offsets import OffsetPages, OffsetPlanning
 from bascule.server.redrive import RedrivePages
 from bascule.threads.background import in_background
@@ -47,6 +51,7 @@ from bascule.writer.control import (
     PipelineReport,
     PipelineState,
     RestartWish,
+    UnreadableControl,
     WantedState,
     Wish,
     Wishes,
@@ -63,6 +68,8 @@ SILENT_MS: Final = 90_000
 REQUESTS_AT_ONCE: Final = 2
 #: The state of pipelines without a driver, and of those that the driver does not know.
 UNASSIGNED: Final = "unassigned"
+#: The state of a divert that is defined at run time, and that no driver can begin before the active broker has said that it covers it.
+UNCOVERED: Final = "waiting for coverage"
 #: The state of a pipeline whose definition is deleted and that the driver has not deleted yet, and what is wanted of it.
 DELETING: Final = "deleting"
 DELETED: Final = "deleted"
@@ -140,11 +147,13 @@ class PipelinePages:
         planning: Callable[[], OffsetPlanning],
         redriving: Callable[[], RedriveTopics],
         mask: Callable[[], PropertyMask],
+        ends: FlowEnds = NO_FLOW_ENDS,
     ) -> None:
-        """``mask`` returns which properties are hidden now: the setting may be reloaded."""
-        self._offsets = OffsetPages(self, planning)
+        """``mask`` returns which properties are hidden now: the setting may be reloaded. ``ends`` knows the queues at the ends."""
+        self._offsets = OffsetPages(self, planning, settings)
         turn = asyncio.Lock()
         self._definitions = tuple(DefinitionPages(self, settings, kind, collection, turn) for kind, collection in COLLECTIONS.items())
+        self._flow = FlowPage(self, settings, ends)
         self._redrive = RedrivePages(self, redriving, settings.bridge.id, mask)
         self.topics = topics
         self.audit = audit
@@ -156,7 +165,10 @@ class PipelinePages:
 
     def paths(self) -> list[AdminPage]:
         """Return all paths."""
-        found = self._redrive.paths()
+        found = [
+            *self._redrive.paths(), AdminPage("GET", "/flow", AdminRole.VIEW, self._flow.show),
+            AdminPage("GET", "/definitions/pipelines", AdminRole.VIEW, self._all_definitions),
+        ]  # fmt: skip
         for kind, collection in COLLECTIONS.items():
             one = f"{collection}/{{name}}"
             found += [
@@ -170,6 +182,7 @@ class PipelinePages:
                 AdminPage("POST", f"{one}/restart", AdminRole.MANAGE, partial(self._restart, kind)),
                 AdminPage("GET", f"{one}/offsets", AdminRole.VIEW, partial(self._offsets.show, kind)),
                 AdminPage("PATCH", f"{one}/offsets", AdminRole.MANAGE, partial(self._offsets.change, kind)),
+                AdminPage("DELETE", f"{one}/offsets", AdminRole.MANAGE, partial(self._offsets.reset, kind)),
             ]
         return found + [page for pages in self._definitions for page in pages.paths()]
 
@@ -177,14 +190,14 @@ class PipelinePages:
 
     async def _list(self, kind: str, _request: Request) -> Response:
         known = await self.known()
-        names = sorted(name for name in self._names(known) if name.startswith(KINDS[kind]))
-        return JSONResponse([self._described(known, name) for name in names])
+        names = sorted(name for name in self.names(known) if name.startswith(KINDS[kind]))
+        return JSONResponse([self.described(known, name) for name in names])
 
     async def _show(self, kind: str, request: Request) -> Response:
         known = await self.known()
         pipeline = self.named(known, kind, request)
         report = known.reports.pipelines.get(pipeline)
-        own = self._definition(known, pipeline)
+        own = self.definition(known, pipeline)
         return JSONResponse({
             "name": pipeline.removeprefix(KINDS[kind]), "kind": kind, "origin": self._origin(known, pipeline),
             "definition": None if report is None else dict(report.definition),
@@ -193,7 +206,11 @@ class PipelinePages:
 
     async def _status(self, kind: str, request: Request) -> Response:
         known = await self.known()
-        return JSONResponse(self._described(known, self.named(known, kind, request)))
+        return JSONResponse(self.described(known, self.named(known, kind, request)))
+
+    async def _all_definitions(self, request: Request) -> Response:
+        check_known(request.query_params, ())
+        return JSONResponse(held_definitions(self, await self.known()))
 
     async def _want(self, kind: str, verb: str, wanted: WantedState, request: Request) -> Response:
         principal: Principal = request.state.principal
@@ -232,12 +249,20 @@ class PipelinePages:
 
         return await self.beside(read)
 
+    async def known_or_nothing(self) -> tuple[KnownPipelines, str]:
+        """Return the reports and the wishes, otherwise nothing and the reason why they could not be read."""
+        try:
+            return await self.known(), ""
+        except (Unavailable, UnreadableControl) as error:
+            return KnownPipelines(Reports(None, {}), Wishes()), str(error)
+
     async def beside(self, work: Callable[[], T]) -> T:
         """Return the result of work that waits for Kafka, done in a thread."""
         async with self._turn:
             return await asyncio.wrap_future(in_background(work, "pipelines"))
 
-    def _names(self, known: KnownPipelines) -> set[str]:
+    def names(self, known: KnownPipelines) -> set[str]:
+        """Return the names of all pipelines that anybody knows."""
         held = {name for name in known.wishes.states if known.wishes.of(name) is not WantedState.RUNNING}
         return {*self._configured, *known.reports.pipelines, *held, *known.wishes.definitions}
 
@@ -245,7 +270,7 @@ class PipelinePages:
         """Return the pipeline that a request names. Raises UnknownAddress."""
         name: str = request.path_params["name"]
         pipeline = f"{KINDS[kind]}{name}"
-        if pipeline not in self._names(known):
+        if pipeline not in self.names(known):
             raise UnknownAddress(f"there is no {kind} {name!r:.60}")
         return pipeline
 
@@ -259,7 +284,7 @@ class PipelinePages:
         """Return whether the definition of a pipeline is deleted, and the driver has not deleted the pipeline yet."""
         return self._origin(known, pipeline) == AT_RUN_TIME and pipeline not in known.wishes.definitions
 
-    def _definition(self, known: KnownPipelines, pipeline: str) -> PipelineDefinition | None:
+    def definition(self, known: KnownPipelines, pipeline: str) -> PipelineDefinition | None:
         """Return the definition that was made at run time, None for a pipeline of the file."""
         return None if self.in_file(known, pipeline) else known.wishes.definitions.get(pipeline)
 
@@ -286,18 +311,21 @@ class PipelinePages:
         alive = driver is not None and driver.running and self.now_ms() - driver.at_ms < SILENT_MS
         return report.state.value if alive and report is not None else None
 
-    def _described(self, known: KnownPipelines, pipeline: str) -> dict[str, Any]:
+    def described(self, known: KnownPipelines, pipeline: str) -> dict[str, Any]:
+        """Return the status of a pipeline, see ``pipeline_answers.PipelineAnswer``."""
         kind, _, name = pipeline.partition(":")
         wish, report = known.wishes.states.get(pipeline), known.reports.pipelines.get(pipeline)
-        own, leaving = self._definition(known, pipeline), self.is_leaving(known, pipeline)
+        own, leaving = self.definition(known, pipeline), self.is_leaving(known, pipeline)
         covered = known.wishes.coverage(pipeline)
+        covers = own is not None and covered is not None and covered.revision >= own.revision
+        unassigned = UNCOVERED if own is not None and kind == "divert" and not covers else UNASSIGNED
         return {
             "name": name, "kind": kind, "origin": self._origin(known, pipeline), "revision": None if own is None else own.revision,
-            "state": DELETING if leaving else self.state_of(known, pipeline) or UNASSIGNED,
+            "state": DELETING if leaving else self.state_of(known, pipeline) or unassigned,
             "wanted": DELETED if leaving else known.wishes.of(pipeline).value,
             "wanted_by": "" if wish is None else wish.by,
             "wanted_at_ms": None if wish is None else wish.at_ms,
-            "covered_from": None if own is None or covered is None or covered.revision < own.revision else covered.offset,
+            "covered_from": covered.offset if covers and covered is not None else None,
             **_figures(report, current=report is not None and report.is_of(own)),
         }  # fmt: skip
 

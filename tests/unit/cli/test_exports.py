@@ -359,7 +359,7 @@ async def test_definitions_of_one_broker_are_those_of_another_after_an_import(
         await called(subscribe, broker)
         await called(partial(AdminApiClient(admin(broker), None).act, "queues/create", name="kept"))
         found = await defined(broker, one)
-    assert (found["format"], found["version"]) == ("bascule-definitions", 1)
+    assert (found["format"], found["version"]) == ("bascule-definitions", 2)
     assert {(each["name"], each["auto_created"]) for each in found["queues"]} >= {("kept", False), ("used", True)}
     assert {(each["client_id"], each["name"], each["shared"], each["no_local"], each["selector"]) for each in found["subscriptions"]} == {
         ("a.b", "sub.1", False, True, "n > 1"), ("a.b", "team", True, False, ""), ("", "all", True, False, ""),
@@ -369,7 +369,7 @@ async def test_definitions_of_one_broker_are_those_of_another_after_an_import(
         assert (await defined(broker, other))["subscriptions"] == []
         capsys.readouterr()
         await called(partial(import_definitions, one, admin=admin(broker)))
-        assert capsys.readouterr().out.startswith("queues 1  subscriptions 3  existing")
+        assert capsys.readouterr().out.startswith("queues 1  subscriptions 3  diverts 0  ingresses 0  existing")
         imported = await defined(broker, other)
         assert sorted(imported["subscriptions"], key=str) == sorted(found["subscriptions"], key=str)
         assert {"kept"} <= {each["name"] for each in imported["queues"]}
@@ -398,7 +398,7 @@ async def test_subscription_with_another_definition_stops_an_import_before_it_cr
 
 HEAD = {"format": "bascule-definitions", "version": 1}
 WRONG: list[tuple[Any, str]] = [
-    ([], "has no definitions"), ({**HEAD, "version": 2}, "has version 2"), ({**HEAD, "queues": {}}, "queues is not a list"),
+    ([], "has no definitions"), ({**HEAD, "version": 3}, "has version 3"), ({**HEAD, "queues": {}}, "queues is not a list"),
     ({**HEAD, "queues": [1]}, r"queues\[0\] is not an object"), ({**HEAD, "queues": [{"name": "q"}, {}]}, r"queues\[1\] has no name"),
     ({**HEAD, "queues": [{"name": "q", "x": 1}]}, r"queues\[0\] has an unknown field 'x'"),
     ({**HEAD, "subscriptions": [{"name": "s", "shared": 1}]}, r"subscriptions\[0\].shared must be true or false"),

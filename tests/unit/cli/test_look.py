@@ -17,9 +17,13 @@ MESSAGE = {
 }  # fmt: skip
 TOPIC = {"name": "news", "subscriptions": 2, "messages": 5, "consumers": 1}
 LINK = {"role": "consumer", "address": "orders", "queue": "orders", "selector": "n = 1", "unsettled": 0, "credit": 9}
+STATE = {"origin": "runtime", "enabled": True, "state": "waiting for coverage", "wanted": "running", "records_per_s": 1.5, "error": ""}
 FLOW = {
-    "diverts": [{"name": "d", "from": "a", "to": "t", "pin": {"records": 7}}, {"name": "e", "from": "b", "to": "u", "pin": None}],
-    "ingresses": [{"name": "i", "topics": ["k"], "pattern": "", "to": "q"}],
+    "diverts": [
+        {"name": "d", "from": "a", "to": "t", "pin": {"records": 7}, "lag": None, **STATE},
+        {"name": "e", "from": "b", "to": "u", "pin": None, "lag": 8, **STATE},
+    ],
+    "ingresses": [{"name": "i", "topics": ["k"], "pattern": "", "to": "q", "lag": 9, **STATE}], "addresses": {}, "trouble": "",
 }  # fmt: skip
 
 COMMANDS: dict[str, tuple[list[str], str, Any, list[str]]] = {
@@ -27,7 +31,7 @@ COMMANDS: dict[str, tuple[list[str], str, Any, list[str]]] = {
     "topics": (["topic", "list"], "/list/topics", {"entries": [TOPIC], "found": 1}, ["news"]),
     "no topics": (["topic", "list"], "/list/topics", {"entries": [], "found": 0}, ["subscriptions"]),
     "links": (["connection", "show", "c"], "/connections/links", {"links": [LINK]}, ["consumer", "n = 1"]),
-    "flow": (["flow"], "/flow", FLOW, ["divert", "7", "ingress"]),
+    "flow": (["flow"], "/flow", FLOW, ["divert", "7", "8", "ingress", "9", "runtime", "waiting for coverage", "1.5"]),
     "one message": (["queue", "message", "q", "0-waiting-4-1"], "/messages/show", MESSAGE, ["ID:1"]),
 }
 
@@ -44,6 +48,14 @@ def test_look_shows_the_answer_of_the_broker(
     if name != "one message":
         assert run(monkeypatch, *command, "--admin", broker.url, "--format", "json") == 0
         assert json.loads(capsys.readouterr().out) is not None
+
+
+def test_flow_says_what_is_missing_without_kafka(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.answers["/flow"] = (200, {**FLOW, "trouble": "Kafka is away"})
+    assert run(monkeypatch, "flow", "--admin", broker.url) == 0
+    assert "pipelines that are defined at run time, are missing: Kafka is away" in capsys.readouterr().err
 
 
 def test_body_of_a_message_is_written_as_bytes(broker: Broker, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> None:

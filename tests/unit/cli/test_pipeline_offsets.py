@@ -54,8 +54,11 @@ def test_positions_are_shown_with_the_last_request(
          "Add --discard if they may be lost", [{"to": "latest"}]),
         (("--to", "latest", "--yes", "--discard"), {"discards": True, "moves": [MOVE | {"skipped": 3, "repeated": 0}]}, 0,
          "3 records will be skipped: divert 'orders' will never carry them", [{"to": "latest"}, {"token": "t", "discard": True}]),
-        (("--to", "1", "--shift-by", "1"), {}, 2, "--to and --shift-by exclude each other", []),
-        (("--topic", "s"), {}, 2, "--topic and --partition need --to or --shift-by", []),
+        (("--to", "1", "--shift-by", "1"), {}, 2, "--to, --shift-by and --reset exclude each other", []),
+        (("--to", "1", "--reset"), {}, 2, "--to, --shift-by and --reset exclude each other", []),
+        (("--reset", "--yes"), {}, 0, "7 records will be carried again", [{}, {"token": "t", "discard": False}]),
+        (("--reset",), {}, 1, "nothing was changed; add --yes to confirm", [{}]),
+        (("--topic", "s"), {}, 2, "--topic and --partition need --to, --shift-by or --reset", []),
     ],
     ids=lambda each: repr(each)[:40],
 )  # fmt: skip
@@ -71,6 +74,13 @@ def test_positions_move_only_after_the_confirmation_of_a_plan(
     assert run(monkeypatch, "divert", "offsets", "orders", *options, "--admin", broker.url) == code
     assert said in capsys.readouterr().err
     assert [body for _, body in broker.asked] == sent
+
+
+def test_reset_names_topic_and_partition_in_the_query(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.answers["/ingresses/stock/offsets"] = (200, {**PLAN, "kind": "ingress", "moves": []})
+    options = ("--reset", "--topic", "a&b", "--partition", "1")
+    assert run(monkeypatch, "ingress", "offsets", "stock", *options, "--admin", broker.url) == 0
+    assert broker.asked == [("/ingresses/stock/offsets?topic=a%26b&partition=1", {})]
 
 
 @pytest.mark.parametrize(

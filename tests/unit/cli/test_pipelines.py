@@ -58,6 +58,7 @@ def test_pipelines_are_listed_shown_and_described(
         ("stop", "stopped", "stopped", 0, ""),
         ("resume", "catching up", "running", 0, ""),
         ("pause", "unassigned", "paused", 0, "no driver runs the pipelines; it will be paused once a driver runs"),
+        ("pause", "waiting for coverage", "paused", 0, "no active broker has confirmed that its journal covers it"),
         ("resume", "failed", "running", 1, "failed: an error"),
         ("pause", "failed", "paused", 1, "still failed after 0.001 s"),
         ("pause", "running", "paused", 1, "still running after 0.001 s"),

@@ -151,6 +151,7 @@ def look_at_everything(api: Operations, broker: Broker) -> None:
         "/flow",
         "/settings",
         "/definitions",
+        "/definitions/pipelines",
     ):
         api.ask("GET", path)
     api.ask("GET", "/queues")
@@ -220,6 +221,10 @@ def control_pipelines(api: Operations) -> None:
         plan = api.ask("PATCH", f"{one}/offsets", {"to": "earliest"}, name=name)
         assert len(plan["moves"]) == positions
         api.ask("PATCH", f"{one}/offsets", {"token": plan["token"], "discard": True}, name=name, status=202)
+        reset = api.ask("DELETE", f"{one}/offsets", name=name)
+        if reset["token"] is None:
+            reset["token"] = plan["token"]
+        api.ask("DELETE", f"{one}/offsets", query={"token": reset["token"], "discard": "true"}, name=name, status=202)
         found = api.ask("GET", f"{one}/offsets", name=name)
         assert (len(found["offsets"]), found["request"]["state"]) == (positions, "pending")
         api.ask("POST", f"{one}/restart", name=name, status=202)
@@ -259,6 +264,10 @@ def define_divert(api: Operations, broker: Broker) -> None:
     assert not broker.node.engine.addresses.route("elsewhere", Routing.MULTICAST).diverted
     found = api.ask("GET", f"{one}/status", name="late")
     assert 0 < found["covered_from"] <= broker.node.journal_offset
+    assert api.ask("GET", "/definitions/pipelines")["diverts"] == [{"name": "late", "config": {"from": "elsewhere.*"}}]
+    flow = api.ask("GET", "/flow")
+    assert [(each["name"], each["origin"]) for each in flow["diverts"]] == [("orders", "file"), ("late", "runtime")]
+    assert flow["addresses"]["orders"]["messages"] == 5, "the queue at the broker of the answer"
     api.ask("DELETE", one, name="late", status=202)
     api.ask("DELETE", one, name="nowhere", status=404)
 

@@ -28,7 +28,16 @@ from bascule.server.admin_access import AdminAccess, AdminRole
 from bascule.server.audit import AuditTrail, FileSink
 from bascule.server.pipeline_offsets import PLAN_MS
 from bascule.server.pipelines import PipelinePages
-from bascule.writer.control import DRIVER_KEY, DriverReport, OffsetMove, PipelineReport, PipelineState, WantedState, Wish
+from bascule.writer.control import (
+    DRIVER_KEY,
+    DriverReport,
+    OffsetMove,
+    PipelineDefinition,
+    PipelineReport,
+    PipelineState,
+    WantedState,
+    Wish,
+)
 from bascule.writer.position import COMMON, MOVED, MovedMark, Position, position_key, position_partition
 from tests.support.journal import SyntheticJournal, text_message
 from tests.support.mock_cluster import MockCluster, product_on
@@ -179,6 +188,67 @@ def test_plan_counts_what_is_skipped_and_repeated_and_is_stored_once_it_is_confi
     assert [(line["action"], line["on"], line["result"], line["repeated"]) for line in lines] == [
         ("divert offsets", "orders", "ok", first + 3)
     ] * 2  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("start", "to"), [("earliest", 0), ("latest", None), (4_102_444_800_000, None), ("2100-01-01T00:00:00Z", None)], ids=repr
+)
+def test_reset_plans_a_move_to_the_start_and_is_stored_once_it_is_confirmed(world: World, start: object, to: int | None) -> None:
+    first = with_messages(world)
+    world.stand(first + 1)
+    world.stop()
+    reported = {"from": "orders", "selector": "", "from_kafka": False, "start": start}
+    world.control.report({"divert:orders": PipelineReport(PipelineState.STOPPED, "d", NOW_MS, reported)})[0].result()
+
+    def ask(request: Request) -> None:
+        code, plan = request("DELETE", "/diverts/orders/offsets")
+        assert (code, plan["moves"][0]["to"]) == (200, first + 3 if to is None else to)
+        assert world.control.wishes(10).offsets == {}, "a plan changes nothing"
+        discard = "&discard=true" if plan["discards"] else ""
+        if discard:
+            assert request("DELETE", f"/diverts/orders/offsets?token={plan['token']}")[0] == 409
+        assert request("DELETE", f"/diverts/orders/offsets?token={plan['token']}{discard}")[0] == 202
+        assert world.control.wishes(10).offsets["divert:orders"].id == plan["token"]
+
+    world.asked(ask)
+
+
+def test_reset_of_a_pipeline_takes_the_start_of_its_definition_or_of_the_configuration(world: World) -> None:
+    first = with_messages(world)
+    world.stand(first + 1, pipeline="divert:late")
+    world.stand(first + 1)
+    world.control.define("divert:late", PipelineDefinition("d", 1, {"from": "orders", "to": "t", "start": "earliest"}))
+    for name in ("late", "orders"):
+        world.control.want(f"divert:{name}", Wish(WantedState.STOPPED))
+
+    def ask(request: Request) -> None:
+        assert request("DELETE", "/diverts/late/offsets")[1]["moves"][0]["to"] == 0
+        plan = request("DELETE", "/diverts/orders/offsets")[1]
+        assert plan["moves"][0]["to"] == first + 3, "the default of a divert is latest"
+        assert plan["discards"], "no driver has reported what the divert selects"
+        world.control.want("divert:gone", Wish(WantedState.STOPPED))
+        code, refused = request("DELETE", "/diverts/gone/offsets")
+        assert (code, refused["error"]) == (409, "nobody knows where divert:gone begins: no driver has reported its settings")
+
+    world.asked(ask)
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("to=latest", "unknown parameter 'to'"), ("token=x&topic=t", "unknown parameter 'topic'"), ("partition=0", "partition needs topic"),
+        ("topic=t&partition=-1", "partition '-1' must be a number"), ("token=x&discard=1", "discard '1' must be true or false"),
+    ],
+)  # fmt: skip
+def test_parameters_of_a_reset_that_mean_nothing_are_refused(world: World, query: str, text: str) -> None:
+    def ask(request: Request) -> None:
+        code, answer = request("DELETE", f"/diverts/orders/offsets?{query}")
+        assert (code, text in answer["error"]) == (400, True), answer
+        code, answer = request("DELETE", "/diverts/orders/offsets", token="x")
+        assert (code, "takes parameters in its query" in answer["error"]) == (400, True)
+        assert request("DELETE", "/diverts/orders/offsets")[0] == 409, "the divert is not stopped"
+
+    world.asked(ask)
 
 
 def test_plan_that_was_stored_is_not_stored_again_and_names_the_request_that_was_handled_before(world: World) -> None:

@@ -43,6 +43,25 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
   value: /var/lib/bascule
 {{- end }}
 
+{{- define "bascule.pipelinesEnvironment" -}}
+{{ include "bascule.environment" . }}
+{{- if .Values.pipelines.metrics.enabled }}
+- {name: BASCULE_PIPELINES__METRICS_HOST, value: "0.0.0.0"}
+- {name: BASCULE_PIPELINES__METRICS_PORT, value: {{ .Values.pipelines.metrics.port | quote }}}
+{{- end }}
+{{- with .Values.pipelines.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "bascule.pipelinesVolumes" -}}
+{{ include "bascule.volumes" . }}
+- name: scratch
+  emptyDir: {sizeLimit: {{ .Values.pipelines.scratchSize }}}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .Values.pipelines.sharedMemorySize }}}
+{{- end }}
+
 {{- define "bascule.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001

@@ -1,22 +1,26 @@
-// Diverts and ingresses by the settings of the broker, as a drawing.
+// All diverts and ingresses with their ends, as a drawing.
 
 import { h, number, s } from "./dom.js";
 
-const ROW = 64;
-const BOX = { width: 190, height: 44 };
-const COLUMNS = [10, 270, 530];
-const TEXT_MAX = 25;
+const ROW = 76;
+const BOX = { width: 210, height: 58 };
+const COLUMNS = [10, 290, 570];
+const WIDTH = 790;
+const TEXT_MAX = 28;
+const MOVING = ["running", "catching up"];
+const BROKEN = ["failed", "unassigned", "restarting", "waiting for coverage"];
 
 function short(text) {
   return text.length > TEXT_MAX ? `${text.slice(0, TEXT_MAX - 1)}…` : text;
 }
 
-function box(column, row, title, detail, kind) {
+function box(column, row, title, details, kind) {
   const x = COLUMNS[column];
   const y = row * ROW + 10;
-  return s("g", { class: `box ${kind}` }, s("title", {}, `${title} ${detail}`),
+  return s("g", { class: `box ${kind}` }, s("title", {}, [title, ...details].join("\n")),
     s("rect", { x, y, width: BOX.width, height: BOX.height, rx: 8 }),
-    s("text", { x: x + 10, y: y + 18 }, short(title)), s("text", { x: x + 10, y: y + 34, class: "detail" }, short(detail)));
+    s("text", { x: x + 10, y: y + 18 }, short(title)),
+    details.slice(0, 2).map((each, line) => s("text", { x: x + 10, y: y + 34 + 14 * line, class: "detail" }, short(each))));
 }
 
 function arrow(from, row, moves) {
@@ -28,25 +32,41 @@ function arrow(from, row, moves) {
 // The waiting messages of an address, and how fast their number changes.
 function depth(flow, before, name, passed_ms) {
   const now = flow.addresses[name];
-  if (!now) return name.includes("*") || name.includes("#") ? "pattern" : "no queue";
+  if (!now) return [name.includes("*") || name.includes("#") || name.includes("${") ? "several addresses" : "no queue"];
   const was = before?.addresses[name];
   const change = was ? ((now.messages - was.messages) * 1000) / passed_ms : 0;
-  return `${number(now.messages)} waiting${change ? `, ${change > 0 ? "+" : ""}${number(change)}/s` : ""}`;
+  return [`${number(now.messages)} waiting`, change ? `${change > 0 ? "+" : ""}${number(change)}/s` : ""];
+}
+
+function address(flow, before, name, passed_ms) {
+  return [name, depth(flow, before, name, passed_ms), "address"];
+}
+
+function topic(name) {
+  return [name, ["Kafka topic"], "topic"];
+}
+
+// The state of a pipeline, and its rate and lag; the title of the box has the last error, too.
+function pipeline(each) {
+  const state = !each.enabled ? "disabled" : each.state || "state unknown";
+  const behind = each.lag ?? each.pin?.records ?? null;
+  const figures = [each.records_per_s === null ? "" : `${number(each.records_per_s)}/s`, behind === null ? "no position known" : `${number(behind)} behind`];
+  const kinds = ["pipeline", each.origin === "runtime" ? "runtime" : "", BROKEN.includes(each.state) ? "broken" : ""];
+  const marked = each.origin === "runtime" ? `${state}, at run time` : state;
+  return [each.name, [marked, figures.filter(Boolean).join(", "), each.error].filter(Boolean), kinds.filter(Boolean).join(" ")];
+}
+
+function moves(each) {
+  return each.enabled && (each.state ? MOVING.includes(each.state) : true);
 }
 
 export function drawing(flow, before, passed_ms) {
   const rows = [
-    ...flow.diverts.map((each) => [[each.from, depth(flow, before, each.from, passed_ms), "address"], [each.name, lag(each), "pipeline"], [each.to, "Kafka topic", "topic"], each]),
-    ...flow.ingresses.map((each) => [[each.topics.join(", ") || each.pattern, "Kafka topic", "topic"], [each.name, each.enabled ? "ingress" : "disabled", "pipeline"],
-      [each.to, depth(flow, before, each.to, passed_ms), "address"], each]),
+    ...flow.diverts.map((each) => [address(flow, before, each.from, passed_ms), pipeline(each), topic(each.to), each]),
+    ...flow.ingresses.map((each) => [topic(each.topics.join(", ") || each.pattern), pipeline(each), address(flow, before, each.to, passed_ms), each]),
   ];
-  if (!rows.length) return h("p", { class: "muted" }, "The settings have no diverts and no ingresses.");
-  return h("div", { class: "scroll" }, s("svg", { viewBox: `0 0 730 ${rows.length * ROW + 10}`, class: "flow", role: "img", "aria-label": "Flow of messages" },
-    rows.map(([from, pipeline, to, each], row) => [box(0, row, ...from), box(1, row, ...pipeline), box(2, row, ...to),
-      arrow(0, row, each.enabled), arrow(1, row, each.enabled)])));
-}
-
-function lag(divert) {
-  if (!divert.enabled) return "disabled";
-  return divert.pin ? `${number(divert.pin.records)} records behind` : "no position known";
+  if (!rows.length) return h("p", { class: "muted" }, "There are no diverts and no ingresses.");
+  return h("div", { class: "scroll" }, s("svg", { viewBox: `0 0 ${WIDTH} ${rows.length * ROW + 10}`, class: "flow", role: "img", "aria-label": "Flow of messages" },
+    rows.map(([from, through, to, each], row) => [box(0, row, ...from), box(1, row, ...through), box(2, row, ...to),
+      arrow(0, row, moves(each)), arrow(1, row, moves(each))])));
 }

@@ -32,6 +32,10 @@ export default {
       if (answer) await movePosition(collection, name, targetOf(answer.to.trim()));
       load();
     };
+    const reset = async () => {
+      await movePosition(collection, name, null);
+      load();
+    };
     const remove = async () => {
       await deletePipeline(collection, name);
       load();
@@ -40,6 +44,7 @@ export default {
       const known = { ...shown.definition, ...shown.config };
       const changes = may("manage") ? [
         ...verbs(collection, status, load), h("button", { onclick: move }, "Move the position"),
+        h("button", { onclick: reset, title: "To where the setting start says, as a new pipeline begins" }, "Reset the position"),
         shown.origin === "file" ? null : h("button", { class: "danger", onclick: remove }, "Delete"),
       ] : [];
       element.replaceChildren(

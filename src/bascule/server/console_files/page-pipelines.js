@@ -37,8 +37,9 @@ export default {
     const draw = async () => {
       try {
         const now = await get("flow");
-        flow.replaceChildren(drawing(now, before, REFRESH_MS),
-          h("p", { class: "muted" }, "By the settings of this broker. The lag is that of the last snapshot of the journal."));
+        const about = "Records a second and lag are those of the last report of the driver. A dashed frame: defined at run time.";
+        flow.replaceChildren(drawing(now, before, REFRESH_MS), h("p", { class: "muted" }, about),
+          now.trouble ? h("p", { class: "error" }, `States, and pipelines that are defined at run time, are missing: ${now.trouble}`) : "");
         before = now;
       } catch (error) {
         flow.replaceChildren(failure(error));

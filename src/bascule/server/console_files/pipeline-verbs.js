@@ -45,10 +45,10 @@ export function pipelineTable(collection, pipelines, done) {
   ]));
 }
 
-// Asks for a plan, shows what it skips and repeats, and confirms exactly this plan.
+// Asks for a plan, shows what it skips and repeats, and confirms exactly this plan. Without a target, the plan is a reset to the start.
 export async function movePosition(collection, name, target) {
   const path = `${pathOf(collection, name)}/offsets`;
-  const plan = await attempt(() => change("PATCH", path, target), (answer) => `${answer.moves.length} positions would move`);
+  const plan = await attempt(() => (target ? change("PATCH", path, target) : change("DELETE", path)), (answer) => `${answer.moves.length} positions would move`);
   if (!plan?.token) return;
   const lines = plan.moves.map((each) => `${each.topic} ${each.partition}: from ${each.offset} to ${each.to}, skips ${number(each.skipped)}, repeats ${number(each.repeated)}`);
   const text = `${lines.join("; ")}.${plan.discards ? " Messages that nothing else has would be LOST." : ""}`;
