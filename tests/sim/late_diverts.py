@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from bascule.broker.coverage import CoverageMark, joint_mark
@@ -270,7 +271,7 @@ class LateDriver:
     async def run(self) -> None:
         """Follow the definitions until another driver has taken over."""
         while not self._driver.taken_over:
-            await self._driver.guarded(self._follow())
+            await self._driver.guarded(self._follow)
             await self._process.sleep(self._world.random.random() * self._look_ms)
 
     async def _follow(self) -> None:
@@ -294,7 +295,7 @@ class LateDriver:
     def _start(self, name: str, definition: PipelineDefinition) -> None:
         spec = DivertSpec(name, definition.settings["from"], definition.settings["to"])
         carrying = self._carrying[name] = _Carrying(definition)
-        query = self._driver.query(spec, self._kafka.partition(JOURNAL), lambda: carrying.wanted)
+        query = partial(self._driver.query, spec, self._kafka.partition(JOURNAL), lambda: carrying.wanted)
         carrying.ended = self._process.spawn(self._driver.guarded(query))
 
     async def _stop(self, name: str, carrying: _Carrying) -> None:

@@ -119,15 +119,15 @@ class Driver:
     async def _keep_running(self, ingress: IngressSpec | None, source: Partition) -> None:
         """Run a query, and restart it with a fresh checkpoint when it fails."""
         while not self.taken_over:
-            await self.guarded(self.query(ingress, source))
+            await self.guarded(partial(self.query, ingress, source))
             await self.process.sleep(TRIGGER_MS * 4 * self.world.random.random())
 
-    async def guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Work, and note why it ends. A driver that has found its successor does nothing more."""
         self._runs += 1
         owner = f"{self.name}.{self._runs}"
         try:
-            await work
+            await work()
         except PositionTaken as error:
             self.world.note("PositionTaken", f"{owner}, {error}")
             self.taken_over = True
