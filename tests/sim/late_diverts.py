@@ -30,17 +30,14 @@ from tests.sim.writer import Writer, all_positions, committed_position
 from tests.support.history import Audit, Tally
 from tests.support.operations import Facts
 
-#: How many diverts an administrator defines, at most; how often one changes; how often it is deleted, and created again after that.
+#: How many diverts an administrator defines, at most; how often one is deleted, and created again after that.
 DIVERTS_MAX: Final = 3
-CHANGES_MAX: Final = 2
 DELETED: Final = 0.4
 AGAIN: Final = 0.5
 #: How often a change keeps the address.
 SAME_ADDRESS: Final = 0.4
 #: How often the administrator looks for an answer.
-LOOK_MS: Final = 8.0
-#: How many messages are sent to the diverts.
-MESSAGES: Final = 30
+LOOK_MS: Final = 15.0
 
 
 @dataclass
@@ -77,12 +74,17 @@ class LateDivert:
 
 
 class LateDiverts:
-    """All of them in one run. ``pause_ms`` is the mean of pauses of the administrator, ``look_ms`` the longest pause of a driver."""
+    """All of them in one run.
+
+    ``pause_ms`` is the mean pause of the administrator, who changes a divert ``changes_max`` times at most, and the longest pause of the
+    client, which sends ``messages``. ``look_ms`` is the longest pause of a driver.
+    """
 
     def __init__(self, stage: Stage, kafka: Kafka) -> None:
         self.stage, self.kafka = stage, kafka
         self.pause_ms = stage.world.random.choice((20.0, 60.0))
-        self.look_ms = stage.world.random.choice((25.0, 25.0, 250.0))
+        self.look_ms = stage.world.random.choice((50.0, 50.0, 250.0))
+        self.changes_max, self.messages = 2, 30
         self.diverts: list[LateDivert] = []
         self.administrator: Administrator | None = None
         self.sender: LateSender | None = None
@@ -154,7 +156,7 @@ class Administrator:
         divert = LateDivert(name, PipelineDefinition(id, 1, {"from": f"{id}.1", "to": f"t.{id}"}))
         self._late.diverts.append(divert)
         sure = await self._define(divert, divert.definition)
-        for revision in range(2, 2 + pick.randint(0, CHANGES_MAX)):
+        for revision in range(2, 2 + pick.randint(0, self._late.changes_max)):
             await self._pause()
             if sure:  # otherwise an earlier request could be carried out after this one
                 address = divert.address if pick.random() < SAME_ADDRESS else f"{id}.{revision}"
@@ -217,7 +219,7 @@ class LateSender(Client):
 
     async def _run(self) -> None:
         connection = await self.connect()
-        for _ in range(MESSAGES):
+        for _ in range(self._late.messages):
             await self.process.sleep(self.world.random.random() * self._late.pause_ms)
             if live := self._late.live:
                 connection = await self._send(connection, self.world.random.choice(live))

@@ -55,7 +55,7 @@ NAMESAKES: Final = 0.09
 FRANK: Final = 0.25
 FORGETFUL: Final = 0.1
 #: Share of the runs in which diverts are defined at run time.
-DEFINING: Final = 0.15
+DEFINING: Final = 0.05
 #: So many ends such a broker remembers.
 ENDED_MAX: Final = 2
 DEAD_LETTERS: Final = "DLQ"
@@ -166,7 +166,7 @@ class Simulation:
         if Random(f"definitions {self.seed}").random() < DEFINING:
             self.define_diverts()
 
-    def define_diverts(self) -> None:
+    def define_diverts(self) -> LateDiverts:
         """Let an administrator define diverts in this run. Nothing but a divert wants the messages for them."""
         if self.late is None:
             self.late = LateDiverts(self.stage, self.kafka)
@@ -174,6 +174,7 @@ class Simulation:
             for broker in self.brokers:
                 broker.follows_definitions = True
                 broker.diverts = replace(broker.diverts, replayable=())
+        return self.late
 
     def forget_ends(self) -> None:
         """From now on the brokers remember few ends of branches."""

@@ -11,22 +11,24 @@ from tests.simulation.planting import Planted
 
 #: How long a driver may not look for new diverts.
 LATE_MS: Final = 400.0
+#: The pauses of a busy administrator, and of an ordinary one.
+BUSY_MS: Final = 4.0
 SOON_MS: Final = 20.0
 
 
 def brokers_change(simulation: Simulation) -> None:
-    """Diverts are defined while brokers replace one another, often without knowing it."""
-    simulation.define_diverts()
-    simulation.nemesis.troubles = {"take over": 2.0, "stop broker": 1.0}
-    simulation.nemesis.pause_ms = 15.0
+    """A divert changes all the time, while brokers replace one another without other faults, and do not know it at once."""
+    late = simulation.define_diverts()
+    late.pause_ms, late.changes_max, late.messages = BUSY_MS, 30, 150
+    simulation.nemesis.troubles = {"take over": 1.0}
+    simulation.nemesis.pause_ms = 60.0
 
 
 def drivers_begin_late(simulation: Simulation) -> None:
     """Drivers begin a divert long after its administrator has an answer. Brokers take snapshots often."""
-    simulation.define_diverts()
+    late = simulation.define_diverts()
+    late.look_ms, late.pause_ms = LATE_MS, SOON_MS
     housekeepers(simulation)
-    if simulation.late is not None:
-        simulation.late.look_ms, simulation.late.pause_ms = LATE_MS, SOON_MS
 
 
 PLANTED: Final = (
