@@ -16,6 +16,7 @@ from bascule.client import Queue, connect
 from bascule.core.crash import ARMED_VARIABLE, ONCE_VARIABLE
 from tests.scenarios.bridge import Reader
 from tests.scenarios.test_up import Running, up
+from tests.scenarios.topics import create, produce
 from tests.support.system import PYTHON_FAILOVER, wait_for
 
 CONTROL = ["hold.before", "hold.after", "offsets.before", "offsets.after"]
@@ -43,7 +44,7 @@ group = "apart"
 
 [[ingress]]
 name = "back"
-topics = ["out.apart"]
+topics = ["in"]
 to = "back"
 routing = "anycast"
 unbound = "keep"
@@ -94,13 +95,22 @@ def test_verbs_reach_the_wanted_state_though_driver_broker_and_kafka_are_killed(
     config = tmp_path / "bascule.toml"
     config.write_text(CONFIG)
     with up(tmp_path / "data", "--config", str(config)) as running, connect(PYTHON_FAILOVER.format(running.url)) as client:
+        kafka = f"127.0.0.1:{running.ports['kafka']}"
+        create(kafka, "in")  # not the topic of a divert: an ingress leaves out what its own bridge has written
         producer = client.producer(Queue("orders"))
-        reader = Reader(f"127.0.0.1:{running.ports['kafka']}", ("out.taking", "out.other", "out.apart"))
+        reader = Reader(kafka, ("out.taking", "out.other", "out.apart"))
         sent: list[str] = []
 
         def send() -> None:
             sent.append(str(len(sent)))
             producer.send(sent[-1])
+            produce(kafka, "in", sent[-1:])
+
+        def received(count: int) -> list[Any]:
+            with client.consumer(Queue("back")) as consumer:
+                found = [consumer.receive(REACHED_S) for _ in range(count)]
+                extra = consumer.receive(1.0)
+            return [message and message.body for message in (*found, *([] if extra is None else [extra]))]
 
         def arrived(topic: str) -> list[str]:
             reader.poll()
@@ -135,16 +145,13 @@ def test_verbs_reach_the_wanted_state_though_driver_broker_and_kafka_are_killed(
                 assert len(arrived("out.taking")) == held, "the divert carries although it is held"
         for name in ("taking", "other", "apart"):
             assert arrived(f"out.{name}") == sent
+        assert received(len(sent)) == sent
         for pipeline in ("diverts/taking", "ingresses/back"):
             _move_back(running, pipeline, part, awaited)
         awaited("the repeated records", lambda: arrived("out.taking") == 2 * sent)
         send()
         awaited("the next record", lambda: arrived("out.taking") == [*sent[:-1], *sent])
         assert arrived("out.other") == arrived("out.apart") == sent
-        consumer = client.consumer(Queue("back"))
-        again = [*sent[:-1], *sent]
-        received = [consumer.receive(REACHED_S) for _ in again]
-        assert [message and message.body for message in received] == again
-        assert consumer.receive(1.0) is None
+        assert received(len(sent)) == sent
         reader.close()
     assert {each.name for each in once.iterdir()} == (set(CONTROL) if part == "pipelines" else set())

@@ -15,7 +15,7 @@ from bascule.pipelines.defined_specs import with_defined
 from bascule.pipelines.spec import DivertSpec
 from bascule.writer.control import OffsetMove, OffsetsWish, PipelineDefinition, PipelineState, WantedState, Wish
 from bascule.writer.pipeline_holds import TO_BEGIN, PipelineHoldsProtocol
-from bascule.writer.position import COMMON, group_pipeline
+from bascule.writer.position import COMMON, PositionTaken, group_pipeline
 from tests.scenarios import test_control
 from tests.scenarios.operating import PAUSED, TIMEOUT_S, Killed
 from tests.scenarios.sparkless import Bridge, Running
@@ -292,6 +292,24 @@ def test_driver_that_was_replaced_does_not_begin_a_deleted_divert_again(bridge: 
         assert query.running is None
     assert definer.kept() == []
     assert bridge.carried("late") == ["0"]
+
+
+@pytest.mark.on_mock_cluster
+def test_driver_that_was_replaced_before_it_followed_deletes_no_later_divert(bridge: Bridge, definer: DivertDefiner) -> None:
+    definer.create()
+    with bridge.running() as running:
+        definer.follow(running)
+    with bridge.running() as old:  # has read that there are positions of the first definition
+        definer.delete()
+        definer.create("2")
+        with bridge.running() as running:
+            definer.follow(running)
+            bridge.send("0")
+            assert definer.carry_all(running) == ["0"]
+            with pytest.raises(PositionTaken, match="by another definition"):
+                old.driver.poll()
+            bridge.send("1")
+            assert definer.carry_all(running) == ["0", "1"]
 
 
 @pytest.mark.on_mock_cluster

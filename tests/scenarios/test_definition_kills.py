@@ -74,8 +74,9 @@ class Maker:
         wait_for(condition, what, REACHED_S)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("part", ["pipelines", *(pytest.param(part, marks=pytest.mark.slow) for part in ("broker", "kafka"))])
+@pytest.mark.parametrize("part", ["pipelines", "broker", "kafka"])
 def test_ingress_made_at_run_time_carries_each_record_once_though_parts_are_killed(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

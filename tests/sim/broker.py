@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Final
 
 from bascule.broker.addresses import Diverts
+from bascule.broker.coverage import DivertCoverage
 from bascule.broker.engine import Engine
 from bascule.broker.epoch import EpochProtocol, SteppedDown
 from bascule.broker.epoch_effects import EpochLimits
@@ -25,6 +26,7 @@ from bascule.core.errors import BasculeError
 from bascule.journal.errors import RecordError
 from bascule.journal.records import KEY_OF_KIND, Kind
 from tests.sim.connections import Connection
+from tests.sim.control import CoverageControl
 from tests.sim.effects import ProcessEffects, answered
 from tests.sim.housekeeping import FETCH_MAX, INGRESS_ID, Following, Housekeeping
 from tests.sim.kafka import INGRESS, JOURNAL, Appender, Kafka, ToWrite
@@ -68,6 +70,7 @@ class Broker:
         self.journal = kafka.partition(JOURNAL)
         self.failure: Exception | None = None  # an error that keeps it from ever serving again
         self.current: BrokerEpoch | None = None
+        self.follows_definitions = False  # of diverts that administrators define at run time
         self._launches = 0
 
     def launch(self, *, elected: bool = True) -> None:
@@ -174,7 +177,11 @@ class BrokerEpoch(ProcessEffects):
         self.stood_still = False  # for so long that another broker may serve
         self._asked_s = 0.0  # when the protocol last asked for the time
         self.appender = Appender(self._kafka, process, self._journal, self._outcome)
-        self.protocol = EpochProtocol(self, LIMITS, JOURNAL, broker.diverts, violations=process.world.violations)
+        violations = process.world.violations
+        self.coverage: DivertCoverage | None = None
+        if broker.follows_definitions:
+            self.coverage = DivertCoverage(CoverageControl(broker.kafka, process), (), LIMITS.append_timeout_s, violations=violations)
+        self.protocol = EpochProtocol(self, LIMITS, JOURNAL, broker.diverts, coverage=self.coverage, violations=violations)
         slowness, broker.hesitates = 1.0 if broker.hesitates else broker.slowness, False
         self.following = Following(self._kafka, process, self.protocol.fresh_engine, slowness)
         self.loading = process.spawn(self.following.run())
@@ -233,8 +240,10 @@ class BrokerEpoch(ProcessEffects):
         """Begin housekeeping."""
         broker, protocol = self._broker, self.protocol
         on_step = partial(broker.on_step, broker)
+        coverage = self.coverage
+        held = None if coverage is None else lambda: coverage.held
         self.housekeeping = Housekeeping(
-            self._kafka, self.process, protocol.engine, protocol.offsets, lambda: not protocol.ended, broker.snapshot_records, on_step
+            self._kafka, self.process, protocol.engine, protocol.offsets, lambda: not protocol.ended, broker.snapshot_records, on_step, held
         )
 
     def stored(self, size_bytes: int) -> None:

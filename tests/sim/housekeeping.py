@@ -19,16 +19,18 @@ from bascule.journal.offsets import OffsetMap
 from bascule.kafka.snapshots import BARRIER_KEY, SnapshotKeys, joined
 from bascule.server.housekeeping import BARRIER_KEY as STORE_BARRIER_KEY
 from bascule.writer.epochs import taken_since
-from bascule.writer.pipeline_holds import PipelineHoldsProtocol
+from bascule.writer.pipeline_holds import PipelineHoldsProtocol, lowest
 from bascule.writer.position import COMMON, Position, position_key
 from bascule.writer.reading import read_behind_barrier
 from tests.sim.effects import ProcessEffects, answered
 from tests.sim.kafka import INGRESS, JOURNAL, SNAPSHOTS, STORE, Kafka, ToWrite
 from tests.sim.partition import Record
 from tests.sim.world import Process
-from tests.sim.writer import PositionReader, decoded, position_partition
+from tests.sim.writer import PositionReader, all_positions, decoded, position_partition
 
 T = TypeVar("T")
+#: Returns from which offset on the journal is kept for diverts defined at run time, with the ids of their definitions, by name.
+HeldForDiverts = Callable[[], Mapping[str, tuple[str, int]]]
 
 #: Records of one fetch: few, so that much happens between two fetches.
 FETCH_MAX: Final = 12
@@ -150,7 +152,7 @@ class Housekeeping(ProcessEffects):
 
     def __init__(
         self, kafka: Kafka, process: Process, engine: Engine, offsets: OffsetMap, going_on: Callable[[], bool], records: int,
-        on_step: Callable[[], None],
+        on_step: Callable[[], None], held: HeldForDiverts | None = None,
     ) -> None:  # fmt: skip
         super().__init__(process)
         self._kafka = kafka
@@ -158,7 +160,7 @@ class Housekeeping(ProcessEffects):
         limits = HousekeepingLimits(snapshot_records=records, announce_timeout_s=ANNOUNCE_S, retention=OwnersRetention(0.0))
         self._violations = process.world.violations
         self.protocol = HousekeepingProtocol(self, limits, engine, offsets, violations=self._violations)
-        self._pipelines = PipelineHolds(kafka, process)
+        self._pipelines = PipelineHolds(kafka, process, held)
         self._on_step = on_step
         self._keys = SnapshotKeys()
         self._keys_read = False
@@ -231,12 +233,16 @@ class Housekeeping(ProcessEffects):
 
 
 class PipelineHolds:
-    """The pins of pipelines in one epoch (``bascule.writer.pipeline_holds.PipelineHoldsEffects``)."""
+    """The pins of pipelines in one epoch (``bascule.writer.pipeline_holds.PipelineHoldsEffects``).
 
-    def __init__(self, kafka: Kafka, process: Process) -> None:
+    ``held`` returns what the broker keeps for diverts that are defined at run time; None in a run without such diverts.
+    """
+
+    def __init__(self, kafka: Kafka, process: Process, held: HeldForDiverts | None) -> None:
         self._kafka, self._process = kafka, process
         self._violations = process.world.violations
-        self.protocol = PipelineHoldsProtocol(self, JOURNAL, 0, violations=self._violations)
+        self._apart = held is not None  # there are positions besides the common one
+        self.protocol = PipelineHoldsProtocol(self, JOURNAL, 0, defined=held or dict, violations=self._violations)
 
     def wall_s(self) -> float:
         """Return the process's wall clock."""
@@ -251,6 +257,8 @@ class PipelineHolds:
         if RetentionViolation.UNCOMMITTED_POSITIONS_COUNT in self._violations:
             records, _ = await answered(self._kafka.fetch(self._process, partition, 0, committed=False))
             return {(record.key or b"").decode(): decoded(record.value) for record in records if record.value}
+        if self._apart:
+            return lowest(await all_positions(self._kafka, self._process), await all_positions(self._kafka, self._process))
         return await read_behind_barrier(PositionReader(self._kafka, self._process, partition), violations=self._violations)
 
     async def journal_id(self) -> str:
@@ -261,14 +269,14 @@ class PipelineHolds:
         """Return the offsets by the epochs in the journal."""
         journal = self._kafka.partition(JOURNAL)
         records, _ = await answered(self._kafka.fetch(self._process, journal, journal.earliest, committed=False))
-        return taken_since(common, _ReadJournal(journal.earliest, records), end)
+        return taken_since(common, ReadJournal(journal.earliest, records), end)
 
     async def said(self, name: str) -> tuple[int, str]:
         """Return nothing: drivers publish nothing here."""
         return -1, ""
 
 
-class _ReadJournal:
+class ReadJournal:
     """The records that were read (``bascule.writer.epochs.JournalHistory``)."""
 
     def __init__(self, earliest: int, records: Sequence[Record]) -> None:
@@ -276,6 +284,9 @@ class _ReadJournal:
 
     def earliest(self) -> int:
         return self._earliest
+
+    def latest(self) -> int:
+        return self._records[-1].offset + 1 if self._records else self._earliest
 
     def records(self, start: int, end: int) -> Iterator[_ReadRecord]:
         return (_ReadRecord(record) for record in self._records if start <= record.offset < end)
@@ -287,6 +298,9 @@ class _ReadRecord:
 
     def offset(self) -> int:
         return self._record.offset
+
+    def key(self) -> bytes | None:
+        return self._record.key
 
     def value(self) -> bytes | None:
         return self._record.value

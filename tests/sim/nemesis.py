@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.sim.broker import Broker
 from tests.sim.cluster import NODES
+from tests.sim.control import CONTROL
 from tests.sim.kafka import SNAPSHOTS, STORE
 from tests.sim.world import Process
 from tests.sim.writer import POSITION_PARTITIONS, POSITIONS, committed_offset
@@ -254,7 +255,8 @@ class Nemesis:
 
     def compact(self) -> None:
         """Run the log cleaner."""
-        for topic, index in (*((POSITIONS, index) for index in range(POSITION_PARTITIONS)), (SNAPSHOTS, 0), (STORE, 0)):
+        control = [(CONTROL, 0)] if self.run.late is not None else []
+        for topic, index in (*((POSITIONS, index) for index in range(POSITION_PARTITIONS)), (SNAPSHOTS, 0), (STORE, 0), *control):
             partition = self.run.kafka.partition(topic, index)
             if partition.compact(self.random.randint(0, partition.end)):
                 self.world.note("compact", f"{topic}-{index}")

@@ -6,7 +6,7 @@ the checkpoint may be lost. None of this decides anything: the position does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,12 +18,14 @@ from bascule.pipelines.divert import DivertEngine, JournalReader
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import DivertSpec, IngressSpec
 from bascule.writer.claims import Claim, Claims
-from bascule.writer.position import Position, PositionTaken, position_key
+from bascule.writer.position import DIVERT, Position, PositionLost, PositionTaken, position_key
 from tests.sim.kafka import INGRESS, JOURNAL, Kafka, KafkaFault, Partition, Record
 from tests.sim.world import Process, Promise, TimeOut, World
 from tests.sim.writer import DIVERTS, Writer
 
 BRIDGE: Final = "sim"
+#: What a query carries: an ingress, a divert that is carried alone, or (None) all diverts of the configuration.
+Carried = IngressSpec | DivertSpec | None
 #: Most records of one batch, and most outputs of one transaction: small, so that there are many.
 BATCH_MAX: Final = 30
 TRANSACTION_MAX: Final = 6
@@ -70,6 +72,8 @@ class Pipelines:
         self.restlessness = 0.0  # how often a task goes to a new worker although another one is idle
         self.drivers: list[Driver] = []
         self.claimed_twice: list[str] = []  # tasks that wrote under another driver's name
+        #: What each driver does besides the configured pipelines.
+        self.beside: Callable[[Driver], Coroutine[Any, Any, None]] | None = None
 
     def launch(self) -> None:
         """Start a driver, whatever became of the previous one."""
@@ -83,9 +87,10 @@ class Pipelines:
         found: list[tuple[IngressSpec | None, Partition]] = [(None, self.kafka.partition(JOURNAL))]
         return found + [(ingress, self.kafka.partition(topic)) for ingress in self.ingresses for topic in ingress.topics]
 
-    def key(self, ingress: IngressSpec | None, partition: Partition) -> str:
+    def key(self, carried: Carried, partition: Partition) -> str:
         """Return the key of a source's position."""
-        return position_key(ingress.name if ingress is not None else DIVERTS, partition.topic, partition.index)
+        name = DIVERTS if carried is None else f"{DIVERT}{carried.name}" if isinstance(carried, DivertSpec) else carried.name
+        return position_key(name, partition.topic, partition.index)
 
 
 class Driver:
@@ -99,9 +104,11 @@ class Driver:
         self.taken_over = False
         self.workers: list[Worker] = []
         self._runs = 0
-        self._claims = Claims(self.name)
+        self.claims = Claims(self.name)
         for ingress, partition in pipelines.sources():
             self.process.spawn(self._keep_running(ingress, partition))
+        if pipelines.beside is not None:
+            self.process.spawn(pipelines.beside(self))
 
     def kill(self) -> None:
         """Kill the driver (kill -9); its workers end when they find out."""
@@ -112,54 +119,61 @@ class Driver:
     async def _keep_running(self, ingress: IngressSpec | None, source: Partition) -> None:
         """Run a query, and restart it with a fresh checkpoint when it fails."""
         while not self.taken_over:
-            self._runs += 1
-            owner = f"{self.name}.{self._runs}"
-            try:
-                await self._query(ingress, source)
-            except PositionTaken as error:
-                self.world.note("PositionTaken", f"{owner}, {error}")
-                self.taken_over = True
-            except (BasculeError, KafkaFault, QueryFailed) as error:
-                self.world.note("fail query", f"{owner}, {type(error).__name__} {error}")
+            await self.guarded(partial(self.query, ingress, source))
             await self.process.sleep(TRIGGER_MS * 4 * self.world.random.random())
 
-    async def _take(self, key: str, source: Partition) -> Position:
+    async def guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Work, and note why it ends. A driver that has found its successor does nothing more."""
+        self._runs += 1
+        owner = f"{self.name}.{self._runs}"
+        try:
+            await work()
+        except PositionTaken as error:
+            self.world.note("PositionTaken", f"{owner}, {error}")
+            self.taken_over = True
+        except (BasculeError, KafkaFault, QueryFailed) as error:
+            self.world.note("fail query", f"{owner}, {type(error).__name__} {error}")
+
+    async def _take(self, carried: Carried, key: str, source: Partition) -> Position:
         """Write the driver's name into a position."""
         writer = Writer(self.kafka, self.process, key)
-        found = await self._claims.take(writer, key)
+        found = await self.claims.take(writer, key)
         if found is not None:
             return found
+        if isinstance(carried, DivertSpec):
+            raise PositionLost(f"position {key!r} is missing")
         fence = (-1, 0) if source.topic == JOURNAL else (-1, -1)
-        position = replace(Position(source.topic, "id", source.index, 0, *fence), owner=self._claims.name(key))
+        position = replace(Position(source.topic, "id", source.index, 0, *fence), owner=self.claims.name(key))
         await writer.write([], None, position)
-        self._claims.hold([key])
+        self.claims.hold([key])
         return position
 
-    async def _query(self, ingress: IngressSpec | None, source: Partition) -> None:
+    async def query(self, carried: Carried, source: Partition, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Take a position over and carry what comes, batch by batch, as long as this is wanted."""
         pipelines, pick = self.pipelines, self.world.random
-        key = pipelines.key(ingress, source)
-        position = await self._take(key, source)
+        key = pipelines.key(carried, source)
+        position = await self._take(carried, key, source)
         owner = position.owner
         if position.offset:
             self.world.note("lose checkpoint", owner)
-        claim = Claim(key, source.topic, "id", source.index, owner)
+        claim = Claim(key, source.topic, "id", source.index, owner, position.members)
         start = position.offset
-        while True:
-            end = min(await self.kafka.end_of(self.process, source, committed=ingress is not None), start + BATCH_MAX)
+        while wanted():
+            end = min(await self.kafka.end_of(self.process, source, committed=isinstance(carried, IngressSpec)), start + BATCH_MAX)
             if end > start:
                 again = pick.randint(min(source.start, start), start) if self.world.chance(pipelines.reruns) else start
                 if again < start:
                     self.world.note("rerun batch", owner)
-                await self._batch(ingress, source, claim, again, end)
+                await self._batch(carried, source, claim, again, end)
                 start = end
             await self.process.sleep(pick.random() * TRIGGER_MS)
 
-    async def _batch(self, ingress: IngressSpec | None, source: Partition, claim: Claim, start: int, end: int) -> None:
+    async def _batch(self, carried: Carried, source: Partition, claim: Claim, start: int, end: int) -> None:
         for _ in range(TRIES_MAX):
             worker = self._worker()
             self.world.say(f"{claim.owner}: {claim.key} from {start} to {end} in {worker.process.name}")
             worker.busy = True
-            task = worker.process.spawn(carry(self.pipelines, worker, ingress, source, claim, start, end))
+            task = worker.process.spawn(carry(self.pipelines, worker, carried, source, claim, start, end))
             task.then(partial(setattr, worker, "busy", False))
             patience_ms = self.world.random.random() * 60 if self.world.chance(self.pipelines.zombies) else float("inf")
             if await self._ended(worker, task, self.world.now_ms + patience_ms):
@@ -190,9 +204,7 @@ class Driver:
         return self.world.random.choice(idle)
 
 
-async def carry(
-    pipelines: Pipelines, worker: Worker, ingress: IngressSpec | None, source: Partition, claim: Claim, start: int, end: int
-) -> None:
+async def carry(pipelines: Pipelines, worker: Worker, carried: Carried, source: Partition, claim: Claim, start: int, end: int) -> None:
     """Run a task: write the records of a range in order, in transactions of bounded size, each with the position after it."""
     writer = worker.writer(claim.key)
     violations = pipelines.world.violations
@@ -200,8 +212,8 @@ async def carry(
     begin = claim.begin(position, start, violations=violations)
     if position.owner != claim.owner:
         pipelines.claimed_twice.append(f"{claim.owner} in the name of {position.owner}")
-    records = await _range(pipelines, worker.process, source, start, end, committed=ingress is not None)
-    outputs_of, state = _mapping(pipelines, ingress, source, begin)
+    records = await _range(pipelines, worker.process, source, start, end, committed=isinstance(carried, IngressSpec))
+    outputs_of, state = _mapping(pipelines, carried, source, begin)
     outputs: list[Output] = []
     reached, size = begin.offset, pipelines.world.random.randint(1, TRANSACTION_MAX)
     ahead = pipelines.world.chance(0.3)
@@ -239,18 +251,19 @@ async def _range(pipelines: Pipelines, process: Process, source: Partition, star
 
 
 def _mapping(
-    pipelines: Pipelines, ingress: IngressSpec | None, source: Partition, position: Position
+    pipelines: Pipelines, carried: Carried, source: Partition, position: Position
 ) -> tuple[Callable[[Record], list[Output]], Callable[[], dict[str, Any]]]:
     """Return the mapping of a record to outputs, and the content of the position besides the offset."""
-    if ingress is None:
-        reader = JournalReader(position, pipelines.diverts, violations=pipelines.world.violations)
+    if not isinstance(carried, IngressSpec):
+        diverts = pipelines.diverts if carried is None else (carried,)
+        reader = JournalReader(position, diverts, violations=pipelines.world.violations)
         diverting = DivertEngine(BRIDGE, (source.topic, source.index), "dead-letter")
 
         def diverted(record: Record) -> list[Output]:
             return [output for taken in reader.take(record.offset, record.key, record.value) for _, output in diverting.outputs(taken)]
 
         return diverted, reader.state
-    taking_in = IngressEngine(ingress, BRIDGE, INGRESS, "dead-letter", violations=pipelines.world.violations)
+    taking_in = IngressEngine(carried, BRIDGE, INGRESS, "dead-letter", violations=pipelines.world.violations)
 
     def taken_in(record: Record) -> list[Output]:
         headers = [(name, value.encode() if isinstance(value, str) else value) for name, value in record.headers]

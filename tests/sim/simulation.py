@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from typing import Final
 
@@ -20,6 +21,7 @@ from bascule.pipelines.spec import DivertSpec, IngressSpec
 from tests.sim.broker import Broker
 from tests.sim.clients import Client, ReceivingClient, Sender, Stage, TransactedSender, id_of
 from tests.sim.kafka import JOURNAL, Kafka, KafkaFault, NetworkConditions, Producer, ToWrite
+from tests.sim.late_diverts import LateDiverts
 from tests.sim.nemesis import Nemesis
 from tests.sim.pipelines import Pipelines
 from tests.sim.witness import Witness
@@ -52,6 +54,8 @@ NAMESAKES: Final = 0.09
 #: So often a database answers that a branch was rolled back, and a broker remembers few ends of branches.
 FRANK: Final = 0.25
 FORGETFUL: Final = 0.1
+#: Share of the runs in which diverts are defined at run time.
+DEFINING: Final = 0.05
 #: So many ends such a broker remembers.
 ENDED_MAX: Final = 2
 DEAD_LETTERS: Final = "DLQ"
@@ -98,6 +102,7 @@ class Simulation:
         refusals = Random(f"refusals {seed}")
         self.stage = Stage(world, self.brokers, refusals=refusals if refusals.random() < REFUSING else None)
         self.clients: list[Client] = []
+        self.late: LateDiverts | None = None
         self.healed_ms = float("inf")
         self.nemesis = Nemesis(self)
         self.witness = Witness(self.kafka, self.brokers[0].fresh_engine)
@@ -158,6 +163,18 @@ class Simulation:
         if Random(f"xa memory {self.seed}").random() < FORGETFUL:
             self.forget_ends()
         self.nemesis.draw()
+        if Random(f"definitions {self.seed}").random() < DEFINING:
+            self.define_diverts()
+
+    def define_diverts(self) -> LateDiverts:
+        """Let an administrator define diverts in this run. Nothing but a divert wants the messages for them."""
+        if self.late is None:
+            self.late = LateDiverts(self.stage, self.kafka)
+            self.pipelines.beside = self.late.follow
+            for broker in self.brokers:
+                broker.follows_definitions = True
+                broker.diverts = replace(broker.diverts, replayable=())
+        return self.late
 
     def forget_ends(self) -> None:
         """From now on the brokers remember few ends of branches."""
@@ -186,6 +203,8 @@ class Simulation:
             ReceivingClient(stage, "undertaker", DEAD_LETTERS),
         ]
         self.xa_workload = XaWorkload(stage, pick.choice((0, 4, 8)), pause_ms, self.mishaps)
+        if self.late is not None:
+            self.late.begin()
 
     async def _feed(self, process: Process, count: int) -> None:
         """Write records for the ingress as a Kafka application; aborted records do not count."""
@@ -265,7 +284,7 @@ class Simulation:
         since_ms = max((self.stage.last_work_ms, self.healed_ms, *(broker.serving_since_ms for broker in serving)))
         if not serving or self.world.now_ms - since_ms < QUIET_MS or not all(sender.done.done for sender in self.senders):
             return False
-        if any(self.xa_workload.in_doubt(self._newest())):
+        if any(self.xa_workload.in_doubt(self._newest())) or (self.late is not None and any(self.late.left())):
             return False
         return not self.kafka.unfinished and all(committed_offset(self.kafka, key) >= end for key, end in self._ends())
 
@@ -290,11 +309,12 @@ class Simulation:
         }  # fmt: skip
         self.xa_workload.note()
         audit = self._audit()
+        journal = audit.result()
         tally = check(
             self.stage.operations,
             diverted=diverted,
             ingested={"alerts": found("in.alerts")},
-            journal=audit.result(),
+            journal=journal,
             spills=dict.fromkeys(("orders", "moved", "away", "alerts", "topic:news"), (DEAD_LETTERS,)),
             left=dict(self._left()),
             healed_ms=self.healed_ms + AFTERMATH_MS,
@@ -302,6 +322,8 @@ class Simulation:
         )
         self.xa_workload.judge(tally, self._newest())
         self.witness.judge(tally, audit.counts)
+        if self.late is not None:
+            self.late.judge(tally, journal)
         tally.report("stuck", "records that could not be carried", found("dead-letter"))
         tally.report("claimed-twice", "tasks worked from a position that another driver run held", self.pipelines.claimed_twice)
         return tally
@@ -313,6 +335,8 @@ class Simulation:
         for broker in self.brokers:
             if broker.failure is not None:
                 yield f"{broker.name}, which cannot load its journal: {broker.failure}", [broker.name]
+        if self.late is not None:
+            yield from self.late.left()
         serving = self._newest()
         for broker in serving:
             for queue in broker.engine.addresses.queues.values():

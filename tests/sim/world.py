@@ -38,7 +38,7 @@ TROUBLE: Final[Mapping[str, str]] = {
     "write to former leader": "a client with old metadata appends to a former leader, which can never acknowledge it",
     "move coordinator": "another node replays the log of the coordinator",
     "delete old input": "retention deletes records of an application that the ingress has read",
-    "compact": "the log cleaner takes positions, snapshots and stored messages away that are not the newest of their key",
+    "compact": "the log cleaner takes positions, snapshots, definitions and stored messages away that are not the newest of their key",
     "fence": "a producer is refused, for a newer one has its name",
     "expire transaction": "the coordinator ends one that is open for too long",
     "abort input": "a Kafka application rolls back what an ingress reads",
@@ -70,6 +70,14 @@ TROUBLE: Final[Mapping[str, str]] = {
     # of processes and their clocks
     "suspend machine": "a process stands still, and its monotonic clock with it",
     "jump clock": "a machine's wall clock jumps",
+    # of diverts that are defined at run time
+    "define divert": "an administrator creates a divert while the others run",
+    "change divert": "an administrator changes the settings of a divert",
+    "delete divert": "an administrator deletes a divert",
+    "definition in doubt": "Kafka did not say that it has stored a definition",
+    "divert covered": "a broker says from which offset on the journal has the messages for a divert",
+    "begin divert": "a driver registers the position of a divert",
+    "forget divert": "a driver deletes the position of a divert",
     # of transactions with branches
     "kill manager": "one with transactions under way, perhaps",
     "stop manager": "it stands still for a while",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, Generic, TypeVar
 
@@ -13,12 +13,13 @@ from bascule.journal.offsets import UNKNOWN_OFFSET
 from bascule.writer.errors import PositionMoved, TransactionFault
 from bascule.writer.incarnation import Attempt, Identity, Pending
 from bascule.writer.position import Position
-from bascule.writer.reading import BARRIER_KEY, read_latest
+from bascule.writer.reading import BARRIER_KEY, read_behind_barrier, read_latest
 from bascule.writer.transactional import Writer as Protocol
 from tests.sim.kafka import Kafka, KafkaFault, Partition, Producer, ToWrite
 from tests.sim.world import Process, Promise, TimeOut
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 POSITIONS: Final = "positions"
 #: The position name of all diverts.
@@ -46,17 +47,24 @@ def decoded(value: bytes) -> Position:
 
 def committed_offset(kafka: Kafka, key: str) -> int:
     """Return the current offset of a position, as an all-seeing observer knows it; 0 if there is none."""
+    position = committed_position(kafka, key)
+    return 0 if position is None else position.offset
+
+
+def committed_position(kafka: Kafka, key: str) -> Position | None:
+    """Return the current position of a key, as an all-seeing observer knows it."""
     newest = position_partition(kafka, key).newest(key.encode())
-    return decoded(newest.value or b"").offset if newest is not None else 0
+    return None if newest is None or newest.value is None else decoded(newest.value)
 
 
-class PositionReader:
-    """A client that reads one partition of the positions (``bascule.writer.reading.TableEffects``)."""
+class TableView(Generic[V]):
+    """A client that reads one partition of a compacted topic (``bascule.writer.reading.TableEffects``)."""
 
-    def __init__(self, kafka: Kafka, process: Process, partition: Partition) -> None:
+    def __init__(self, kafka: Kafka, process: Process, partition: Partition, decode: Callable[[bytes], V]) -> None:
         self.kafka, self.process, self.partition = kafka, process, partition
+        self._decode = decode
         self._reached = 0
-        self._positions: dict[str, Position] = {}
+        self._table: dict[str, V] = {}
 
     def now_s(self) -> float:
         """Return the world's time."""
@@ -71,7 +79,7 @@ class PositionReader:
         """Store a barrier record. Raises Unavailable."""
         store = partial(self.partition.produce, self.kafka.new_producer(), 0, 0, [ToWrite(BARRIER_KEY, None)], None)
         try:
-            offset = await self.kafka.request(self.process, "Produce positions", store, at=self.partition)
+            offset = await self.kafka.request(self.process, f"Produce {self.partition.topic}", store, at=self.partition)
         except KafkaFault as fault:
             raise Unavailable(f"no barrier is stored: {fault}") from fault
         return dict.fromkeys(partitions, None if offset == UNKNOWN_OFFSET else offset)
@@ -83,12 +91,12 @@ class PositionReader:
         except KafkaFault as fault:
             raise Unavailable(f"no end is named: {fault}") from fault
 
-    async def read(self) -> Mapping[str, Position]:
-        """Return all positions of the partition, as some node knows them. Raises Unavailable."""
+    async def read(self) -> Mapping[str, V]:
+        """Return the table, as some node knows it. Raises Unavailable."""
         return await read_latest(self)
 
-    async def read_to(self, ends: Mapping[int, int]) -> Mapping[str, Position]:
-        """Return all positions before an offset, after waiting for open transactions. Raises Unavailable."""
+    async def read_to(self, ends: Mapping[int, int]) -> Mapping[str, V]:
+        """Return the table before an offset, after waiting for open transactions. Raises Unavailable."""
         world, end = self.process.world, ends[self.partition.index]
         deadline_ms = world.now_ms + READ_MS
         try:
@@ -97,14 +105,37 @@ class PositionReader:
                     raise Unavailable("a transaction stayed open")
                 records, reached = await self.kafka.fetch(self.process, self.partition, self._reached, committed=True)
                 for record in records:
-                    if record.key is not None and record.value is not None and record.offset >= self._reached:
-                        self._positions[record.key.decode()] = decoded(record.value)
+                    if record.key is not None and record.offset >= self._reached:
+                        self._take(record.key.decode(), record.value)
                 self._reached = max(reached, self._reached)
                 if self._reached < end:
                     await self.process.sleep(POLL_MS)
         except KafkaFault as fault:
-            raise Unavailable(f"positions cannot be read: {fault}") from fault
-        return dict(self._positions)
+            raise Unavailable(f"{self.partition.topic} cannot be read: {fault}") from fault
+        return dict(self._table)
+
+    def _take(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._table.pop(key, None)
+        else:
+            self._table[key] = self._decode(value)
+
+
+class PositionReader(TableView[Position]):
+    """A client that reads one partition of the positions."""
+
+    def __init__(self, kafka: Kafka, process: Process, partition: Partition) -> None:
+        super().__init__(kafka, process, partition, decoded)
+
+
+async def all_positions(kafka: Kafka, process: Process) -> dict[str, Position]:
+    """Return the positions of all partitions, each read behind a barrier record. Raises Unavailable."""
+    found: dict[str, Position] = {}
+    for index in range(POSITION_PARTITIONS):
+        found |= await read_behind_barrier(
+            PositionReader(kafka, process, kafka.partition(POSITIONS, index)), violations=process.world.violations
+        )
+    return found
 
 
 class _Spawned(Generic[T]):

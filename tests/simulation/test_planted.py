@@ -19,10 +19,6 @@ SEARCH_TIMEOUT_S = 900
 #: The simulation does not find these within ``HISTORIES_MAX``; unit tests check their rules.
 WITHOUT_ROW: Final = frozenset(
     {
-        "CoverageViolation.EPOCH_NOT_PROVED",
-        "CoverageViolation.NOTHING_HELD",
-        "CoverageViolation.OFFSET_OF_PROOF",
-        "CoverageViolation.SERVED_BEFORE_READ",
         "IngressTailViolation.STALE_END_BELIEVED",
         "LineageViolation.GROWTH_NOT_CHECKED",
         "LineageViolation.STALE_END_BELIEVED",

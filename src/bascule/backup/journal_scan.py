@@ -16,6 +16,7 @@ class BackupScan:
         self._partition = partition
         self._fence = Fence() if first == 0 else Fence(sequence=-1)
         self._strays_end = first + STRAY_RECORDS_MAX if first else 0
+        self._started = not first
         self._ingress_topic_id: str | None = None
         self._ingress: int | None = None
 
@@ -26,8 +27,10 @@ class BackupScan:
         except ForeignRecord:
             return
         fence = self._fence
-        if offset < self._strays_end and header.kind is not Kind.EPOCH and header.epoch > fence.epoch:
-            # The first records of a trimmed journal may belong to a dead broker: the newer epoch counts.
+        # The first records of a trimmed journal may belong to a dead broker: the newer epoch counts, and its sequences do not follow.
+        if header.kind is Kind.EPOCH:
+            fence.sequence, self._started = fence.sequence if self._started else -1, True
+        elif offset < self._strays_end and header.epoch > fence.epoch:
             fence.epoch, fence.sequence = header.epoch, -1
         if not fence.admits(offset, header) or header.kind is Kind.EPOCH:
             return

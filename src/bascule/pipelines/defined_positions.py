@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +18,7 @@ from bascule.pipelines.positions import TAKEN_AT_ONCE, Positions
 from bascule.pipelines.registry import DivertPlan, journal_position, offset_of
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec, StartPosition
 from bascule.pipelines.takeover import StoredKeys
-from bascule.writer.position import DEFINED, DIVERT, LATEST, MOVED, Position, PositionLost, defined_mark
+from bascule.writer.position import DEFINED, DIVERT, LATEST, MOVED, Position, PositionLost, PositionTaken, defined_mark
 
 log = get_log(__name__)
 
@@ -102,15 +103,17 @@ class DefinedPositions(Positions):
         """Return the ids of the definitions made at run time to which stored positions belong, by pipeline. Raises Unavailable."""
         return {key.removeprefix(DEFINED): at.owner for key, at in self.stored(decides=True).items() if key.startswith(DEFINED)}
 
-    def forget(self, pipeline: str) -> None:
+    def forget(self, pipeline: str, deleted: Callable[[str], bool]) -> None:
         """Delete the positions of an ingress, or of a divert that is defined at run time, without a query, and its consumer group.
 
-        Nothing is left of the pipeline; this may be repeated.
+        Nothing is left of the pipeline; this may be repeated. ``deleted`` returns whether the definition with an id is deleted: positions
+        of another one belong to a driver that has replaced this one.
 
         The group is deleted first: it would look like a lost position. A task that Spark has not ended yet carries nothing more, because
         its positions have another owner from the beginning. Raises PositionTaken, Unavailable, Denied.
         """
         stored = self.stored(decides=True)
+        self._check_deleted(pipeline, stored.get(f"{DEFINED}{pipeline}"), deleted)
         keys = [key for key in stored if key.startswith(f"{pipeline}/")]
         marks = [key for key in (f"{DEFINED}{pipeline}", f"{MOVED}{pipeline}") if key in stored]
         first = pipeline
@@ -123,9 +126,16 @@ class DefinedPositions(Positions):
             return
         with closing(self.writer(first)) as leader, ThreadPoolExecutor(TAKEN_AT_ONCE) as pool:
             known = self._take(leader, first)
+            # From here on, no other driver can begin the pipeline.
+            self._check_deleted(pipeline, self.current(f"{DEFINED}{pipeline}"), deleted)
             list(pool.map(partial(self._taken, leader=first), keys))
             delete_group(self.pipelines.kafka, self.group(pipeline))
             crash.point("forget.before")
             leader.write([], known, None, dict.fromkeys([*keys, *marks]))
             crash.point("forget.after")
             self._claims.give_up([first, *keys])
+
+    def _check_deleted(self, pipeline: str, begun: Position | None, deleted: Callable[[str], bool]) -> None:
+        """Raise PositionTaken if the positions of a pipeline belong to a definition that is not deleted."""
+        if begun is not None and not deleted(begun.owner):
+            raise PositionTaken(f"another driver has begun {pipeline} by another definition; this driver stops")

@@ -81,7 +81,8 @@ class DefinedPipelines:
             spec = self._spec_of(pipeline, definition.settings)
             begun = self._positions.definitions().get(pipeline) == definition.id
             if not begun:
-                self._positions.forget(pipeline)  # a pipeline of the file may have had this name
+                # a pipeline of the file may have had this name
+                self._positions.forget(pipeline, lambda other: other != definition.id)
             if self.steering.add(pipeline):
                 self._holds.held.add(pipeline)
             else:
@@ -115,8 +116,11 @@ class DefinedPipelines:
 
         return self._contained(pipeline, act)
 
-    def remove(self, pipeline: str) -> bool:
-        """Stop a pipeline and delete its positions. Returns False if this must be repeated. Raises PositionTaken."""
+    def remove(self, pipeline: str, definition: str) -> bool:
+        """Stop a pipeline and delete its positions. Returns False if this must be repeated.
+
+        Raises PositionTaken, also if another driver has begun the pipeline by another definition than the deleted one (``definition``).
+        """
 
         def act() -> None:
             self.steering.remove(pipeline)
@@ -126,7 +130,7 @@ class DefinedPipelines:
                 self.diverts.pop(pipeline.removeprefix(DIVERT), None)
             else:
                 self._ingresses.remove(pipeline.removeprefix(INGRESS))
-            self._positions.forget(pipeline)
+            self._positions.forget(pipeline, lambda other: other == definition)
             self._holds.held.discard(pipeline)
             log.info("pipeline deleted", pipeline=pipeline)
 

@@ -186,9 +186,12 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
         return Position(topic, topic_id, partition, offset, epoch=-1, sequence=0)
     fence = Fence(epoch=-1, sequence=-1)
     exclusive: tuple[str, ...] = ()
+    started = False
     for at, header, value in _headers(history, max(first, offset - STRAY_RECORDS_MAX), offset):
-        if header.kind is not Kind.EPOCH and header.epoch > fence.epoch:
-            # The first records may belong to a dead broker: the newer epoch counts.
+        # The first records may belong to a dead broker: the newer epoch counts, and its sequences do not follow those of the dead broker.
+        if header.kind is Kind.EPOCH:
+            fence.sequence, started = fence.sequence if started else -1, True
+        elif header.epoch > fence.epoch:
             fence.epoch, fence.sequence = header.epoch, -1
         if fence.admits(at, header) and header.kind is Kind.EPOCH:
             exclusive = exclusive_of(value)
@@ -196,8 +199,7 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
         # The start record of the epoch was trimmed: records of a dead broker may precede the first record of the current epoch.
         ahead = _headers(history, offset, min(offset + STRAY_RECORDS_MAX, history.latest()))
         newest = max((header.epoch for _, header, _ in ahead if header.kind is not Kind.EPOCH and header.epoch < first), default=-1)
-        if newest > fence.epoch:
-            fence.epoch, fence.sequence = newest, -1
+        fence.epoch, fence.sequence = max(newest, fence.epoch), -1
     if fence.epoch >= 0 and fence.epoch < offset - STRAY_RECORDS_MAX and fence.epoch >= first:
         for message in history.records(fence.epoch, fence.epoch + 1):
             value = content_of(message)[1] or b""

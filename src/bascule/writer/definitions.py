@@ -23,8 +23,11 @@ class DefinitionEffects(Protocol):
         """Restart a pipeline with other settings, at its positions."""
         ...
 
-    def remove(self, pipeline: str) -> bool:
-        """Stop a pipeline and delete its positions, in this order. The pipeline may be one that this driver has not started."""
+    def remove(self, pipeline: str, definition: str) -> bool:
+        """Stop a pipeline and delete its positions, in this order. The pipeline may be one that this driver has not started.
+
+        ``definition`` is the id of the definition that is deleted. Positions of another one stay.
+        """
         ...
 
 
@@ -78,7 +81,7 @@ class DefinitionSteps:
         return have is not None and (wanted is None or wanted.id != have.id)
 
     def _removed(self, effects: DefinitionEffects, pipeline: str) -> bool:
-        if not effects.remove(pipeline):
+        if not effects.remove(pipeline, self._have[pipeline].id):
             self._attempts[pipeline] += 1
             return False
         del self._have[pipeline]

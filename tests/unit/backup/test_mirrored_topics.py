@@ -62,6 +62,17 @@ def test_records_of_a_dead_broker_before_the_first_record_of_the_epoch_do_not_co
     assert scan.fence(None) == (50, 6)
 
 
+def test_sequences_of_a_dead_broker_do_not_count_before_the_first_start_of_an_epoch() -> None:
+    for stray in (2, 42):
+        scan = BackupScan(FIRST, 0)
+        state = json_entry(Op.SNAPSHOT, {"id": "none"})
+        scan.take(FIRST, encode_record(Kind.STATE, 10, stray, state))
+        scan.take(FIRST + 1, encode_record(Kind.EPOCH, 0, 0, json_entry(Op.EPOCH, {})))
+        for sequence in (41, 42, 43):
+            scan.take(FIRST + sequence, encode_record(Kind.STATE, FIRST + 1, sequence, state))
+        assert scan.fence(None) == (FIRST + 1, 43)
+
+
 def test_id_with_the_snapshots_shows_that_the_journal_is_another_topic(kafka: KafkaInMemory) -> None:
     kafka.create("t.snapshots", cleanup_policy="compact")
     kafka.put("t.snapshots", b"id of the lost journal", JOURNAL_KEY)

@@ -15,6 +15,7 @@ from tests.scenarios.test_defined_diverts import (  # noqa: F401
     test_divert_that_has_begun_continues_without_a_mark,
     test_divert_that_leaves_the_file_continues_by_its_definition,
     test_driver_killed_while_a_divert_is_created_changed_and_deleted_carries_each_message_once,
+    test_driver_that_was_replaced_before_it_followed_deletes_no_later_divert,
     test_driver_that_was_replaced_does_not_begin_a_deleted_divert_again,
     test_journal_is_kept_from_where_a_divert_will_begin,
     topics,

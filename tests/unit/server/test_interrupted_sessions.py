@@ -248,7 +248,7 @@ def test_names_of_interrupted_clients_take_limited_memory() -> None:
     for number in range(40):
         interruptions.lost("ann", f"client {number}", ConnectionHistory(), frozenset(f"{link:05}{'x' * 1000}" for link in range(1000)))
     assert len(interruptions._lost) == 15  # of a megabyte each
-    assert list(interruptions._lost)[-1] == "client 39"
+    assert list(interruptions._lost)[-1] == ("ann", "client 39")
     for number in range(40):
         interruptions.opened(f"client {number}", {"product": PRODUCT})
     assert interruptions._names_bytes == 0

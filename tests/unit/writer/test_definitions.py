@@ -52,10 +52,11 @@ class World:
         self.running[pipeline] = definition
         return not self.fails()
 
-    def remove(self, pipeline: str) -> bool:
+    def remove(self, pipeline: str, definition: str) -> bool:
         self.running.pop(pipeline, None)
         if self.fails():
             return False
+        assert self.marks.get(pipeline) in (None, definition), "positions of another definition are deleted"
         self.marks.pop(pipeline, None)
         return not self.fails()
 
