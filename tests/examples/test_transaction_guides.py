@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from bascule.client import Queue, connect
+from bascule.core.crash import ARMED_VARIABLE
 from bascule.embedded.jars import classpath
 from bascule.embedded.java import find_jdk
 from bascule.embedded.kafka import EmbeddedKafka
@@ -262,6 +263,28 @@ def test_site_of_the_django_guide_commits_rows_and_messages(reader: Reader) -> N
     assert reader.shell(look) == "shop: no unfinished transactions\n"
 
 
+def test_programs_of_the_outbox_guide_send_each_message_once(reader: Reader) -> None:
+    resources, pay, drain = code("outbox.md")
+    for text in (resources, pay, drain):
+        reader.module(text)
+    reader.sql("CREATE TABLE payments (number bigint PRIMARY KEY, amount bigint)")
+    reader.sql("CREATE TABLE outbox (id bigserial PRIMARY KEY, topic text, key text, value text)")
+    reader.sql("INSERT INTO outbox (topic, key, value) SELECT 'guide.receipts', n::text, 'waited: ' || n FROM generate_series(1, 250) n")
+    relay = (sys.executable, "-m", "shop.drain")
+    for point in ("xa.prepare.after:1", "xa.decide.after:2"):  # nothing is decided; the second hundred is committed in the database
+        killed = subprocess.run(relay, cwd=reader.directory, env=os.environ | {ARMED_VARIABLE: point}, check=False, timeout=RUN_TIMEOUT_S)
+        assert killed.returncode == -signal.SIGKILL
+    reader.run(*relay)
+    paying = "from shop.pay import manager, pay\nwith manager:\n    pay(4711, 90)"
+    reader.python(paying)
+    assert (reader.sql("SELECT * FROM payments"), reader.sql("SELECT * FROM outbox")) == ([(4711, 90)], [])
+    has_received(reader, "guide.receipts", "paid: 90")
+    watcher = Watcher(reader.kafka, "guide.receipts")
+    wait_for(lambda: "paid: 90" in watcher.look(), "the last message")
+    watcher.close()
+    assert [value for value in watcher.values if value.startswith("waited")] == [f"waited: {number}" for number in range(1, 251)]
+
+
 def test_program_of_the_java_guide_commits_messages_in_a_transaction_of_narayana(reader: Reader) -> None:
     (text,) = code("xa-java.md", "java")
     path = [compiled_sources("payments", sorted(SOURCES), JARS, "narayana", "atomikos"), *classpath(JARS), *classpath("narayana")]
@@ -273,11 +296,11 @@ def test_program_of_the_java_guide_commits_messages_in_a_transaction_of_narayana
         assert list(context.browse(Queue("orders"))) == []
 
 
-@pytest.mark.parametrize("guide", ["xa.md", "adapter.md", "django.md", "xa-java.md"])
+@pytest.mark.parametrize("guide", ["xa.md", "adapter.md", "django.md", "outbox.md", "xa-java.md"])
 def test_each_program_of_a_transactions_guide_is_run(guide: str) -> None:
     def read_only(block: Block) -> bool:
         return block.language in ("python", "java", "sh") and block.purpose not in ("run", "serve")
 
-    # The loop that loses payments, and the build, which tests/interop runs.
-    known = {"adapter.md": ["unsafe"], "xa-java.md": ["build", "build"]}
+    # The loop that loses payments, the program that is replaced, and the build, which tests/interop runs.
+    known = {"adapter.md": ["unsafe"], "outbox.md": ["before"], "xa-java.md": ["build", "build"]}
     assert [block.purpose for block in blocks(GUIDES / guide) if read_only(block)] == known.get(guide, [])

@@ -6,19 +6,22 @@ sends a bill. A record ``fail-K-...`` fails its first K times. A record ``hold-.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bascule.adapter.inbound import ActivationSpec, Backoff, InboundLog, Record, ResourceAdapter, Start, Xa
 from bascule.adapter.outbound import JmsConnectionFactory
 from bascule.client import Queue
+from bascule.core import crash
 from bascule.xa import FileLog, TransactionManager
 from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
@@ -27,6 +30,8 @@ from tests.support.preloaded import Program, fork
 from tests.support.system import suspend, wait_for
 
 END_S = 90.0
+#: See ``kill_another``.
+KILL_VARIABLE = "BASCULE_TEST_KILL"
 VICTIM = Program("tests.scenarios.adapter_victim", "main")
 
 
@@ -77,7 +82,23 @@ class Where:
         return TransactionManager("victim", log, resources, shared=True, timeout_s=30), inbound, database, kafka, broker
 
 
+def kill_another(point: str) -> None:
+    """Kill another process when this one passes a crash point: ``NAME:PASS:PROCESS``, or "" for none."""
+    name, _, rest = point.partition(":")
+    wanted, _, victim = rest.partition(":")
+    passes, ordinary = itertools.count(1), crash.point
+
+    def passed(reached: str, bring_about: Callable[[], object] | None = None) -> None:
+        if reached == name and next(passes) == int(wanted):
+            os.kill(int(victim), signal.SIGKILL)
+        ordinary(reached, bring_about)
+
+    if name:
+        crash.point = passed
+
+
 def main() -> None:
+    kill_another(os.environ.get(KILL_VARIABLE, ""))
     where, member = Where(**json.loads(sys.argv[1])), sys.argv[2]
     logging.basicConfig(format="%(asctime)s %(threadName)s %(message)s", level=logging.INFO)
     manager, inbound, database, kafka, broker = where.transactions(member)

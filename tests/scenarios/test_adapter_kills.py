@@ -21,7 +21,7 @@ from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.kafka import clients
 from bascule.kafka.history import committed_offset
 from tests.scenarios.adapter_topics import Watcher, create, produce
-from tests.scenarios.adapter_victim import Member, Where, await_file
+from tests.scenarios.adapter_victim import KILL_VARIABLE, Member, Where, await_file
 from tests.support.system import Late, wait_for
 
 INBOUND = [name for name in POINTS if name.startswith("inbound.")]
@@ -48,8 +48,9 @@ class Group:
         produce(self.bootstrap, self.where.topic, values, partition=partition)
         self.sent += values
 
-    def start(self, member: str = "m1", armed: str = "") -> Member:
-        self._members.append(Member(self.where, member, {ARMED_VARIABLE: armed}))
+    def start(self, member: str = "m1", armed: str = "", kill: str = "") -> Member:
+        """Start a member. See ``bascule.core.crash`` for ``armed``, and ``kill_another`` for ``kill``."""
+        self._members.append(Member(self.where, member, {ARMED_VARIABLE: armed, KILL_VARIABLE: kill}))
         return self._members[-1]
 
     def rows(self) -> dict[str, list[str]]:

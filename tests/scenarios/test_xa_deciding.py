@@ -19,10 +19,10 @@ from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.threads.background import in_background
 from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa.decision_table import TABLE
-from bascule.xa.log import Decision, Outcome
+from bascule.xa.log import Decision, LogState, Outcome
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.sqlalchemy import SqlAlchemyResource
-from bascule.xa.xid import Xid
+from bascule.xa.xid import Xid, new_gtrid
 from tests.support.system import wait_for
 
 WAIT_S = 20.0
@@ -81,7 +81,10 @@ def make(request: pytest.FixtureRequest, plain: EmbeddedPostgres) -> Iterator[Ma
 
 
 def insert(handle: Any, item: str) -> None:
-    statement = f"INSERT INTO payments VALUES ('{item}')"
+    run(handle, f"INSERT INTO payments VALUES ('{item}')")
+
+
+def run(handle: Any, statement: str) -> None:
     if hasattr(handle, "ensure_connection"):
         handle = handle.cursor()
     handle.execute(sa.text(statement) if hasattr(handle, "get_bind") else statement)
@@ -184,6 +187,32 @@ def slow_commit(plain: EmbeddedPostgres) -> Iterator[str]:
         )
         yield f"SELECT {lock}"
         connection.execute("DROP FUNCTION wait() CASCADE")
+
+
+def test_decision_is_found_although_the_application_selects_another_schema(make: Make, plain: EmbeddedPostgres) -> None:
+    """Applications with a schema for each tenant do so. The setting outlives the transaction in a pooled session."""
+    with psycopg.connect(plain.conninfo) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS tenant CASCADE; CREATE SCHEMA tenant")
+        connection.execute(f"CREATE TABLE tenant.{TABLE} (gtrid text, decision text)")
+    seen: list[list[str]] = []
+
+    def look(point: str) -> None:
+        if point == "broker.commit.before":
+            seen.append(select(plain, f"SELECT gtrid FROM public.{TABLE}"))
+
+    database, broker = make(), ModelResource("broker", watch=look)
+    with TransactionManager("shop", ModelLog(LogState(log_id="aaaaaaaa")), [broker, database]) as manager:
+        with manager.begin() as transaction:
+            transaction.enlist(broker).append("message")
+            handle = transaction.enlist(database)
+            run(handle, "SET search_path TO tenant")
+            run(handle, "INSERT INTO public.payments VALUES ('one')")
+        assert seen == [[transaction.id]]
+        decision = Decision(new_gtrid("shop", 0, "aaaaaaaa", decides=True), Outcome.ROLLBACK, (), 0, "recoverer")
+        assert database.decide(decision) == decision
+        assert database.decisions("shop") == [decision]
+    assert select(plain, f"SELECT gtrid FROM tenant.{TABLE}") == []
+    assert (select(plain, "SELECT item FROM payments"), broker.durable.committed) == (["one"], ["message"])
 
 
 def test_error_for_disabled_prepared_transactions_names_the_server_setting(plain: EmbeddedPostgres) -> None:

@@ -40,6 +40,8 @@ KILLS_MIN = 128
 BROKER_S = 120.0
 #: Number of cases of the whole matrix that suffice for the default suite.
 SHORT = 36
+#: The calls that store the decision to commit.
+DECISIONS = ("log.decide", "db.commit_deciding")
 #: The points at which some recoveries must have been killed: after they had begun to act.
 IN_RECOVERY = {"log.decide.before", "log.decide.after"}
 
@@ -96,12 +98,14 @@ def victims(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, topic_prefix: str,
 
 
 @contextmanager
-def made(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, directory: Path, broker: str = "") -> Iterator[Victims]:
+def made(
+    kafka: EmbeddedKafka, postgres: EmbeddedPostgres, prefix: str, directory: Path, broker: str = "", *, decides: bool = False
+) -> Iterator[Victims]:
     table = "matrix_" + "".join(filter(str.isalnum, prefix))[-40:]
     with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
         connection.execute(f"CREATE TABLE {table} (id text)")
     create(kafka.bootstrap, prefix)
-    running = Victims(Where(postgres.conninfo, kafka.bootstrap, f"{prefix}.xa", prefix, table, str(directory), broker))
+    running = Victims(Where(postgres.conninfo, kafka.bootstrap, f"{prefix}.xa", prefix, table, str(directory), broker, decides))
     try:
         yield running
     finally:
@@ -133,9 +137,9 @@ def expected(case: Case, answer: dict[str, Any]) -> Outcome | None:
     points: Sequence[str] = answer["points"]
     if case.ending == "rollback" or "no" in case.votes or answer["told"] == "rolled back":
         return Outcome.ROLLBACK
-    if answer["told"] == "committed" or "log.decide.after" in points:
+    if answer["told"] == "committed" or any(f"{decision}.after" in points for decision in DECISIONS):
         return Outcome.COMMIT
-    if any(point == "log.decide.before" or point.endswith(".commit.before") for point in points):
+    if any(point.endswith(".commit.before") or point in [f"{decision}.before" for decision in DECISIONS] for point in points):
         return None
     return Outcome.ROLLBACK
 

@@ -13,6 +13,8 @@ import pytest
 pytest.importorskip("pymysql", reason="the driver of the development packages (make setup) is missing")
 
 import pymysql
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from bascule.core.errors import InvalidInput
 from bascule.embedded.jars import JarUnavailable
@@ -23,6 +25,7 @@ from bascule.xa.decision_table import TABLE
 from bascule.xa.errors import ResourceFailed
 from bascule.xa.local_database import LocalDatabaseResource
 from bascule.xa.log import Decision, Outcome
+from bascule.xa.sqlalchemy_local import SqlAlchemyLocalResource
 from bascule.xa.xid import new_gtrid
 from tests.support.mariadb import DATABASE, HOST, MISSING, MariaDb, mariadb
 from tests.support.system import wait_for
@@ -46,12 +49,17 @@ def server() -> Iterator[MariaDb]:
         pytest.skip(f"MariaDB could not be fetched: {error}")
 
 
-@pytest.fixture(params=["pymysql", "django"])
+@pytest.fixture(params=["pymysql", "sqlalchemy", "django"])
 def make(request: pytest.FixtureRequest, server: MariaDb) -> Iterator[Make]:
     """Makes the resource as each process would, with empty tables."""
     execute(server, f"DROP TABLE IF EXISTS payments, later, {TABLE}", "CREATE TABLE payments (item VARCHAR(64) UNIQUE, number INT)")
     if request.param == "pymysql":
         yield lambda: LocalDatabaseResource("database", server.connect, placeholder="%s")
+        return
+    if request.param == "sqlalchemy":
+        engine = sa.create_engine(f"mariadb+pymysql://root@{HOST}:{server.port}/{DATABASE}")
+        yield lambda: SqlAlchemyLocalResource("database", engine)
+        engine.dispose()
         return
     pytest.importorskip("django")
     pymysql.install_as_MySQLdb()
@@ -74,6 +82,9 @@ def execute(server: MariaDb, *statements: str) -> list[Any]:
 
 
 def run(handle: Any, statement: str) -> None:
+    if isinstance(handle, Session):
+        handle.execute(sa.text(statement))
+        return
     with handle.cursor() as cursor:
         cursor.execute(statement)
 
@@ -203,6 +214,17 @@ def test_transaction_with_a_statement_that_commits_implicitly_is_not_reported_co
     ):
         work()
     assert (execute(server, "SELECT item FROM payments"), broker.durable.committed) == ([], [])
+
+
+def test_decision_is_found_although_the_application_selects_another_database(make: Make, server: MariaDb) -> None:
+    execute(server, "DROP DATABASE IF EXISTS tenant", "CREATE DATABASE tenant", f"CREATE TABLE tenant.{TABLE} (gtrid TEXT, decision TEXT)")
+    database, broker = make(), ModelResource("broker")
+    with TransactionManager("shop", ModelLog(), [broker, database]) as manager, manager.begin() as transaction:
+        transaction.enlist(broker).append("message")
+        run(transaction.enlist(database), "USE tenant")
+        run(transaction.enlist(database), f"INSERT INTO {DATABASE}.payments VALUES ('one', 0)")
+    assert (execute(server, "SELECT item FROM payments"), broker.durable.committed) == (["one"], ["message"])
+    assert execute(server, f"SELECT count(*) FROM tenant.{TABLE}") == [0]
 
 
 def test_unanswered_commit_is_asked_about_when_the_server_is_back(server: MariaDb) -> None:

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,12 @@ from bascule.xa.file_log import FileLog
 from bascule.xa.jms import JmsResource
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_log import KafkaLog
-from bascule.xa.log import DecisionLog
+from bascule.xa.log import Decision, DecisionLog
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.recovery import Recoverer
 from bascule.xa.resource import Resource
 from bascule.xa.transaction import Transaction, TransactionEnvironment
+from bascule.xa.xid import Xid
 
 TIMEOUT_S = 60.0
 MESSAGES = 2
@@ -49,10 +50,12 @@ class Where:
     table: str
     directory: str
     broker: str = ""  # URL; "" if the broker takes no part
+    decides: bool = False  # the commit of the database is the decision
 
     def resources(self, instance: str) -> dict[str, Resource[Any]]:
         kafka = KafkaResource("kafka", {"bootstrap.servers": self.bootstrap}, prefix=self.prefix, instance=instance)
-        found: dict[str, Resource[Any]] = {"db": PostgresResource("db", self.conninfo), "kafka": kafka}
+        database = PostgresResource("db", self.conninfo, prepared=False if self.decides else None)
+        found: dict[str, Resource[Any]] = {"db": database, "kafka": kafka}
         if self.broker:
             found["jms"] = JmsResource("jms", self.broker, timeout_s=TIMEOUT_S)
         return found
@@ -89,6 +92,28 @@ class Case:
     recovery: bool = False
 
 
+class WatchedDecider(Watched[Any]):
+    """A database whose commit is the decision, and that reports its calls."""
+
+    inner: PostgresResource
+
+    @property
+    def decides(self) -> bool | None:
+        return self.inner.decides
+
+    def commit_deciding(self, xid: Xid, decision: Decision) -> None:
+        self._around("commit_deciding", lambda: self.inner.commit_deciding(xid, decision))
+
+    def decide(self, decision: Decision) -> Decision:
+        return self._around("decide", lambda: self.inner.decide(decision))
+
+    def decisions(self, manager: str) -> Sequence[Decision]:
+        return self._around("decisions", lambda: self.inner.decisions(manager))
+
+    def forget_decisions(self, gtrids: Iterable[bytes]) -> None:
+        self._around("forget_decisions", lambda: self.inner.forget_decisions(gtrids))
+
+
 class Armed:
     """Kills at a point."""
 
@@ -115,17 +140,25 @@ def manager(log: str) -> str:
 
 def run(case: Case, where: Where, points: Any) -> str:
     armed = Armed(case, points)
-    log = WatchedLog(where.log(case.log), armed)
-    resources = {name: Watched(each, armed) for name, each in where.resources("victim").items()}
+    plain_log, by = where.log(case.log), f"victim/{os.getpid()}"
+    log_id = plain_log.read().log_id if where.decides else ""
+    log = WatchedLog(plain_log, armed)
+    resources: dict[str, Resource[Any]] = {
+        name: WatchedDecider(each, armed) if where.decides and name == "db" else Watched(each, armed)
+        for name, each in where.resources("victim").items()
+    }
     if case.recovery:
-        Recoverer(manager(case.log), log, list(resources.values()), by="victim", patient=False).run()
+        Recoverer(manager(case.log), log, list(resources.values()), by=by, patient=False).run()
         return "recovered"
-    environment = TransactionEnvironment(manager(case.log), log, "victim", lambda _: True, lambda _: lambda: None, lambda *_: None)
+    environment = TransactionEnvironment(
+        manager(case.log), log, by, lambda _: True, lambda _: lambda: None, lambda *_: None, log_id, where.decides
+    )
     transaction = Transaction(environment, TIMEOUT_S)
     try:
         with transaction:
             for name in case.parts:
-                WORK[name](transaction.enlist(Checked(resources[name])), where, case)
+                resource = resources[name]
+                WORK[name](transaction.enlist(resource if isinstance(resource, WatchedDecider) else Checked(resource)), where, case)
             if case.ending == "rollback":
                 transaction.rollback()
                 return "rolled back"

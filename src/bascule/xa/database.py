@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import enum
+import re
+import secrets
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, Generic, Protocol, TypeVar
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from bascule.core.errors import InvalidInput
 from bascule.xa.branches import BranchStates
-from bascule.xa.errors import (
-    BranchHeuristic,
-    BranchRolledBack,
-    Code,
-    DuplicateXid,
-    ResourceError,
-    ResourceFailed,
-    RetryLater,
-    UnknownXid,
-    XaError,
-)
+from bascule.xa.database_errors import asked_about, translated, unprepared_commit
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceError, ResourceFailed, RetryLater, UnknownXid
 from bascule.xa.forks import abandon
 from bascule.xa.log import Outcome
 from bascule.xa.resource import BranchState, Call, CommitPriority, Vote, beside_a_call
-from bascule.xa.xid import Xid
+from bascule.xa.xid import FORMAT_ID, Xid
 
 HandleT = TypeVar("HandleT")
 #: Connections kept open between branches: as many as threads usually work at once.
@@ -33,85 +27,16 @@ IDLE_MAX = 8
 #: The two-phase commit extensions of PEP 249 that are used here.
 TWO_PHASE_METHODS = ("xid", "tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback", "tpc_recover")
 
-#: XA errors by the longest matching prefix of the SQLSTATE of the standard and of PostgreSQL.
-SQLSTATES: dict[str, tuple[type[XaError], Code]] = {
-    "08": (ResourceFailed, Code.XAER_RMFAIL),  # connection
-    "23": (BranchRolledBack, Code.XA_RBINTEGRITY),
-    "25P03": (BranchRolledBack, Code.XA_RBTIMEOUT),  # idle in transaction
-    "40": (BranchRolledBack, Code.XA_RBROLLBACK),
-    "40003": (ResourceFailed, Code.XAER_RMFAIL),  # statement completion unknown
-    "40001": (BranchRolledBack, Code.XA_RBTRANSIENT),  # serialization failure
-    "40P01": (BranchRolledBack, Code.XA_RBDEADLOCK),
-    "42704": (UnknownXid, Code.XAER_NOTA),  # no prepared transaction of that name
-    "42710": (DuplicateXid, Code.XAER_DUPID),
-    "55006": (RetryLater, Code.XA_RETRY),  # another session is finishing it
-    "57P": (ResourceFailed, Code.XAER_RMFAIL),  # shutting down, crashed, starting up
-}
-#: For drivers that do not report SQLSTATE: by the exception classes of PEP 249.
-EXCEPTIONS: dict[str, tuple[type[XaError], Code]] = {
-    "IntegrityError": (BranchRolledBack, Code.XA_RBINTEGRITY),
-    "OperationalError": (ResourceFailed, Code.XAER_RMFAIL),
-    "InterfaceError": (ResourceFailed, Code.XAER_RMFAIL),
-}
+#: A branch of ``check``: the time of its begin, in seconds since the epoch, and a random number.
+_TRIAL: Final = re.compile(rb"bascule-check/([0-9a-f]+)\.[0-9a-f]{16}")
+#: After this time, in seconds, a branch of ``check`` is taken for the remains of a process that has died.
+TRIAL_MAX_S: Final = 600
 
 
 class DatabaseViolation(enum.StrEnum):
     """Rules of databases as resources that a test breaks."""
 
     HANDLE_OUTLIVES_BRANCH = "the handle of a branch still works after the branch has ended"
-
-
-def in_words_of_xa(error: Exception) -> XaError:
-    """Return the XaError for a driver's exception."""
-    cause, state = _of_driver(error), _sqlstate(error)
-    fits = [SQLSTATES[state[:size]] for size in range(len(state), 1, -1) if state[:size] in SQLSTATES]
-    if not state:
-        fits = [EXCEPTIONS[kind.__name__] for kind in type(cause).__mro__ if kind.__name__ in EXCEPTIONS]
-    kind, code = fits[0] if fits else (ResourceError, Code.XAER_RMERR)
-    return kind(f"{cause}".strip() or type(cause).__name__, code, cause=cause)
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Raise exceptions of the driver as XaError within the block."""
-    try:
-        yield
-    except XaError:
-        raise
-    except Exception as error:
-        raise in_words_of_xa(error) from error
-
-
-@contextmanager
-def unprepared_commit() -> Iterator[None]:
-    """Surround the commit of an unprepared branch. A driver error without an SQLSTATE leaves the branch in doubt."""
-    try:
-        yield
-    except Exception as error:
-        said = in_words_of_xa(error)
-        if isinstance(said, ResourceError) and not _sqlstate(error):
-            said = ResourceFailed(f"{type(error).__name__}: {error}", cause=error)
-        raise said from error
-
-
-@contextmanager
-def asked_about(commit: ResourceFailed) -> Iterator[None]:
-    """Surround a question about the outcome of a commit. If the question fails, the commit stays in doubt."""
-    try:
-        yield
-    except XaError as error:
-        raise ResourceFailed(f"{commit}; {error}", cause=commit.cause) from error
-
-
-def _of_driver(error: Exception) -> Any:
-    """Return the driver's exception, which SQLAlchemy wraps."""
-    return getattr(error, "orig", None) or error
-
-
-def _sqlstate(error: Exception) -> str:
-    """Return the SQLSTATE of an error, or "" if the error is the driver's own or the driver does not report it."""
-    cause = _of_driver(error)
-    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
 
 
 class Work(Protocol[HandleT]):
@@ -284,7 +209,7 @@ class DatabaseResource(Generic[HandleT]):
 
     def listed(self, raw: Any) -> Sequence[Xid]:
         """Return the branches that the database has prepared."""
-        found = [Xid(each[0], _octets(each[1]), _octets(each[2])) for each in raw.tpc_recover() if each[0] is not None]
+        found = [_recovered(each) for each in raw.tpc_recover() if each[0] is not None]
         raw.rollback()
         return found
 
@@ -302,6 +227,8 @@ class DatabaseResource(Generic[HandleT]):
             with translated(), self.connected() as raw:
                 (raw.tpc_commit if outcome is Outcome.COMMIT else raw.tpc_rollback)(driver_xid(raw, xid))
         except UnknownXid as error:
+            if xid in self.recover():  # in MySQL and MariaDB, only the session that has prepared a branch can end it while it is open
+                raise RetryLater(f"{self.name}: branch {xid} is prepared, and the session that has prepared it is still open") from error
             self._missing(xid, outcome, error)
         self._gone(xid)
 
@@ -341,6 +268,15 @@ class DatabaseResource(Generic[HandleT]):
 def _octets(part: str | bytes | bytearray | memoryview) -> bytes:
     """Return a part of an Xid as bytes: some drivers return text, others bytes."""
     return part.encode() if isinstance(part, str) else bytes(part)
+
+
+def _recovered(row: Sequence[Any]) -> Xid:
+    """Return an Xid of ``tpc_recover``: its three parts, or a row of XA RECOVER in MySQL and MariaDB, with the lengths of two parts."""
+    if isinstance(row[1], int):
+        format_id, gtrid_size, bqual_size, data = row
+        octets = _octets(data)
+        return Xid(format_id, octets[:gtrid_size], octets[gtrid_size : gtrid_size + bqual_size])
+    return Xid(row[0], _octets(row[1]), _octets(row[2]))
 
 
 def driver_xid(raw: Any, xid: Xid) -> Any:
@@ -447,13 +383,43 @@ class DbapiResource(DatabaseResource[HandleT]):
         return connection_of(self._connect)
 
     def check(self) -> None:
-        """See Checks."""
+        """See Checks. Prepares a branch without work, and looks for it as recovery does after a crash."""
         with translated(), self.connected() as raw:
             missing = [method for method in TWO_PHASE_METHODS if not hasattr(raw, method)]
         if missing:
             raise InvalidInput(
                 f"{self.name}: driver {type(raw).__module__} has no two-phase commit: its connections have no {', '.join(missing)}"
             )
+        trial = Xid(FORMAT_ID, f"bascule-check/{int(time.time()):x}.{secrets.token_hex(8)}".encode(), self.name.encode())
+        with translated(), self.connected() as raw, self.connected() as other:
+            found = self._tried_out(trial, raw, other)
+        if found is None or trial in found:
+            return
+        text = f"driver {type(raw).__module__} does not list a branch that it has prepared; recovery could not finish it after a crash"
+        if other_id := next((each for each in found if trial.gtrid in each.gtrid), None):
+            raise InvalidInput(f"{self.name}: {text}. It lists {other_id} instead of {trial}")
+        raise ResourceError(f"{self.name}: {text}")
+
+    def _tried_out(self, trial: Xid, raw: Any, other: Any) -> Sequence[Xid] | None:
+        """Prepare a branch and roll it back. Return what another connection lists meanwhile, or None if nothing was prepared."""
+        for each in self.listed(other):  # a process may have died here
+            left = _TRIAL.fullmatch(each.gtrid)
+            if left and each.bqual == trial.bqual and int(left[1], 16) < time.time() - TRIAL_MAX_S:
+                other.tpc_rollback(driver_xid(other, each))
+        raw.tpc_begin(driver_xid(raw, trial))
+        with suppress(Exception), closing(raw.cursor()) as cursor:  # some drivers begin with the first statement; Oracle has another one
+            cursor.execute("SELECT 1")
+            cursor.fetchall()
+        if raw.tpc_prepare() is False:
+            return None
+        try:
+            return self.listed(other)
+        finally:
+            raw.tpc_rollback()
+            for row in other.tpc_recover():  # a driver that does not know the branch has not rolled it back
+                if row[0] is not None and trial.gtrid in _recovered(row).gtrid:
+                    other.tpc_rollback(row)
+            other.rollback()
 
     def close(self) -> None:
         """Close the idle connections."""

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from bascule.core.log import get_log
-from bascule.xa.database import DatabaseResource, HandleT, asked_about, in_words_of_xa, translated, unprepared_commit
+from bascule.xa.database import DatabaseResource, HandleT
+from bascule.xa.database_errors import asked_about, in_words_of_xa, translated, unprepared_commit
 from bascule.xa.decision_table import DecisionTable
 from bascule.xa.errors import BranchRolledBack, Code, ResourceFailed, XaError
 from bascule.xa.log import Decision, Outcome

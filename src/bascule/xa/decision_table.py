@@ -7,7 +7,7 @@ first, and finds it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from bascule.xa.log import Decision, LogDamaged, Outcome, decode, encode
@@ -16,7 +16,7 @@ TABLE: Final = "bascule_decisions"
 #: A savepoint in the transaction of a branch.
 MARK: Final = "bascule_branch"
 #: SQL for PostgreSQL, SQLite, MySQL and MariaDB. A gtrid has at most 64 bytes.
-CREATE: Final = f"CREATE TABLE IF NOT EXISTS {TABLE} (gtrid VARCHAR(64) PRIMARY KEY, decision TEXT NOT NULL)"
+CREATE: Final = "CREATE TABLE IF NOT EXISTS {} (gtrid VARCHAR(64) PRIMARY KEY, decision TEXT NOT NULL)"
 
 
 class DecisionTable:
@@ -26,6 +26,20 @@ class DecisionTable:
         """Use ``placeholder`` as a parameter in the driver's SQL; ``cursor`` makes a cursor whose rows are tuples."""
         self._placeholder = placeholder
         self._cursor = cursor
+        #: The name in SQL. It gets the schema or database: an application may select another one for its transaction (``SET search_path``,
+        #: ``USE``), where recovery would not look.
+        self.name = TABLE
+
+    def locate(self, raw: Any, query: str, quote: str) -> None:
+        """Find the schema of the table by ``query``, once, and put it into the name between characters ``quote``.
+
+        The driver raises an error if the database does not know the query.
+        """
+        if self.name == TABLE:
+            cursor = self._cursor(raw)
+            cursor.execute(query)
+            schema = _value(cursor.fetchone())
+            self.name = f"{quote}{schema.replace(quote, 2 * quote)}{quote}.{TABLE}"
 
     def mark(self, raw: Any) -> None:
         """Mark the transaction of a connection: the mark ends with it. Begin the transaction in SQLite, where the mark would commit it."""
@@ -40,7 +54,7 @@ class DecisionTable:
 
     def create(self, raw: Any) -> None:
         """Create the table if there is none."""
-        self._cursor(raw).execute(CREATE)
+        self._cursor(raw).execute(CREATE.format(self.name))
 
     def outlives_rollback(self, raw: Any) -> bool:
         """Return True if a row survives a rollback: the connection has autocommit, or the table's storage engine has no transactions."""
@@ -55,7 +69,7 @@ class DecisionTable:
     def insert(self, raw: Any, decision: Decision) -> None:
         """Add a row. The driver raises its IntegrityError if there is one for the transaction."""
         mark = self._placeholder
-        self._cursor(raw).execute(f"INSERT INTO {TABLE} (gtrid, decision) VALUES ({mark}, {mark})", row_of(decision))
+        self._cursor(raw).execute(f"INSERT INTO {self.name} (gtrid, decision) VALUES ({mark}, {mark})", row_of(decision))
 
     def find(self, raw: Any, gtrid: bytes) -> Decision | None:
         """Return the decision of a transaction, or None. Raises LogDamaged."""
@@ -71,17 +85,23 @@ class DecisionTable:
         """Delete rows that nobody needs any more."""
         rows = [(gtrid.decode(),) for gtrid in gtrids]
         if rows:
-            self._cursor(raw).executemany(f"DELETE FROM {TABLE} WHERE gtrid = {self._placeholder}", rows)
+            self._cursor(raw).executemany(f"DELETE FROM {self.name} WHERE gtrid = {self._placeholder}", rows)
 
     def _read(self, raw: Any, condition: str, value: str) -> Sequence[Decision]:
         cursor = self._cursor(raw)
-        cursor.execute(f"SELECT decision FROM {TABLE} WHERE gtrid {condition}", (value,))
-        return [_decision(text) for (text,) in cursor.fetchall()]
+        cursor.execute(f"SELECT decision FROM {self.name} WHERE gtrid {condition}", (value,))
+        return [_decision(_value(row)) for row in cursor.fetchall()]
 
 
 def row_of(decision: Decision) -> tuple[str, str]:
     """Return the values of the row of a decision, in the order of the columns."""
     return decision.gtrid.decode(), encode(decision).decode()
+
+
+def _value(row: Any) -> str:
+    """Return the value of a row with one column. The application's connections may return rows as dictionaries."""
+    value: str = next(iter(row.values())) if isinstance(row, Mapping) else row[0]
+    return value
 
 
 def _decision(text: str) -> Decision:

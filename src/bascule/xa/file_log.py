@@ -11,6 +11,7 @@ and one sync.
 from __future__ import annotations
 
 import enum
+import errno
 import fcntl
 import json
 import os
@@ -18,13 +19,16 @@ import stat
 import threading
 import zlib
 from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bascule.core import crash
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
+from bascule.threads.background import in_background
 from bascule.xa.blocking import now_ms
 from bascule.xa.forks import abandon
 from bascule.xa.log import Decision, Entry, Heuristic, LogDamaged, LogIdentity, LogState, decode, encode
@@ -33,6 +37,10 @@ from bascule.xa.xid import Xid, new_log_id
 #: The file is rewritten when it has this many obsolete lines: by then they are most of the file, a few hundred KiB.
 DEAD_LINES_MAX = 2000
 _CRC_DIGITS = 8
+#: After this time, in seconds, a process that has locked the log counts as suspended: a write and its sync take milliseconds.
+LOCKED_MAX_S = 10.0
+#: Errors of a write that has no effect on the lines before it.
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _log = get_log("bascule.xa")
 
@@ -54,7 +62,7 @@ class FileLog:
     """A decision log for managers on one machine. The first call opens it."""
 
     def __init__(self, path: str | Path, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
-        self.path = Path(path).absolute()
+        self.path = Path(path).resolve()  # the lock file is beside the file itself, whatever symbolic link a process has opened
         self._goes_on_empty = FileLogViolation.REMOVED_GOES_ON_EMPTY in violations
         self._file = -1
         self._read_to = 0  # bytes
@@ -67,6 +75,7 @@ class FileLog:
         self._turn = threading.Lock()  # its holder works on the file
         self._broken: OSError | None = None
         self._log_id = ""  # of the file that this process works with
+        self._locking: Future[None] | None = None  # a thread that waits for the lock of another process
 
     def decide(self, decision: Decision) -> Decision:
         """See DecisionLog. Returns after the sync."""
@@ -78,10 +87,14 @@ class FileLog:
         """See DecisionLog. Also writes pending deletions."""
         with self._turn, self._locked():
             if self._forgotten:
-                self._write([])
-            else:
-                with self._unbroken():
-                    os.fdatasync(self._file)  # the writer of the last lines may have died before its sync
+                try:
+                    self._write([])
+                except Unavailable as error:  # no space: the next reader forgets them
+                    if self._broken is not None or not self._has_the_name():
+                        raise
+                    _log.warning("could not delete decisions, will retry", path=self.path, error=error)
+            with self._unbroken():
+                os.fdatasync(self._file)  # the writer of the last lines may have died before its sync
             return self._state.copy()
 
     def record(self, heuristic: Heuristic) -> None:
@@ -109,7 +122,7 @@ class FileLog:
         """See Forks. Parent and child would share one file position: the child opens its own file."""
         abandon(self._mutex, self._turn)
         self._mutex, self._turn = threading.Lock(), threading.Lock()
-        self._waiting, self._forgotten = [], set()
+        self._waiting, self._forgotten, self._locking = [], set(), None
         self._close()
 
     def _append(self, line: bytes) -> LogState:
@@ -140,20 +153,34 @@ class FileLog:
         gone = [
             _line("-", json.dumps({"gtrid": gtrid.decode("latin-1")}).encode()) for gtrid in forgotten if gtrid in self._state.decisions
         ]
-        data = b"".join([*gone, *lines])
-        with self._unbroken():
-            os.lseek(self._file, 0, os.SEEK_END)
-            while data:
-                data = data[os.write(self._file, data) :]
-            crash.point("xa.log.write.after")
-            os.fdatasync(self._file)
-            crash.point("xa.log.sync.after")
+        try:
+            with self._unbroken():
+                self._put(b"".join([*gone, *lines]))
+                crash.point("xa.log.write.after")
+                os.fdatasync(self._file)
+                crash.point("xa.log.sync.after")
+        except Unavailable:
+            with self._mutex:
+                self._forgotten |= forgotten
+            raise
         if not self._has_the_name():
             raise Unavailable(f"decision log {self.path} was removed during a write")
         self._catch_up()
         live = len(self._state.decisions) + len(self._state.heuristics)
         if self._lines - live > max(DEAD_LINES_MAX, live) and self._lines >= self._compact_from:
             self._compact()
+
+    def _put(self, data: bytes) -> None:
+        """Write lines at the end of the file. If there is no space, the log continues as it was. Raises Unavailable, OSError."""
+        os.lseek(self._file, 0, os.SEEK_END)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            os.ftruncate(self._file, self._read_to)
+            raise Unavailable(f"decision log {self.path} is full: {error}. Free disk space; no restart is needed") from error
 
     @contextmanager
     def _unbroken(self) -> Iterator[None]:
@@ -179,7 +206,7 @@ class FileLog:
             if not self._log_id:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.with_name(self.path.name + ".lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._take(lock.fileno())
                 try:
                     self._open()
                     self._catch_up()
@@ -189,6 +216,29 @@ class FileLog:
                     fcntl.flock(lock, fcntl.LOCK_UN)
         except OSError as error:
             raise Unavailable(f"could not access decision log {self.path}: {error}") from error
+
+    def _take(self, lock: int) -> None:
+        """Lock a file. Raises Unavailable if another process holds the lock for a long time, as a suspended process does."""
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._wait_for_lock(lock)
+
+    def _wait_for_lock(self, lock: int) -> None:
+        if self._locking is None or self._locking.done():
+            too_late = threading.Event()
+            self._locking = in_background(partial(_lock_in_thread, os.dup(lock), too_late), "bascule-xa-lock")
+            try:
+                if wait([self._locking], LOCKED_MAX_S).done:
+                    self._locking.result()
+                    return
+            finally:
+                too_late.set()
+            fcntl.flock(lock, fcntl.LOCK_UN)  # the thread may just have got it
+        raise Unavailable(
+            f"decision log {self.path} is locked by another process for more than {LOCKED_MAX_S:g} s; resume or end the process (it may be "
+            f"suspended; `fuser {self.path}.lock` shows it)"
+        )
 
     def _open(self) -> None:
         if self._file >= 0:
@@ -283,11 +333,28 @@ class FileLog:
         entries: list[Entry] = [identity, *self._state.decisions.values(), *self._state.heuristics.values()]
         new = self.path.with_name(self.path.name + ".new")
         with new.open("wb") as file:
-            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._file).st_mode))  # keep the permissions
+            self._keep_access(file.fileno())
             file.write(b"".join(_line("+", encode(entry)) for entry in entries))
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path)
+
+    def _keep_access(self, new: int) -> None:
+        """Give a new file the owner and the permissions of the log: a recovery may run as root, the program as another user."""
+        old = os.fstat(self._file)
+        if (old.st_uid, old.st_gid) != ((made := os.fstat(new)).st_uid, made.st_gid):
+            os.fchown(new, old.st_uid, old.st_gid)
+        os.fchmod(new, stat.S_IMODE(old.st_mode))
+
+
+def _lock_in_thread(own: int, too_late: threading.Event) -> None:
+    """Lock a file through a descriptor of this thread, and close the descriptor. The lock stays, unless it is too late."""
+    try:
+        fcntl.flock(own, fcntl.LOCK_EX)
+        if too_late.is_set():
+            fcntl.flock(own, fcntl.LOCK_UN)  # a child of a fork may have the file open, too
+    finally:
+        os.close(own)
 
 
 def _line(sign: str, data: bytes) -> bytes:

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, Final, NoReturn, Self
 
 from bascule.core.errors import InvalidInput
-from bascule.xa.database import HandleT, Work, close_quietly, connection_of, translated
+from bascule.xa.database import HandleT, Work, close_quietly, connection_of
+from bascule.xa.database_errors import translated
 from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import TABLE, DecisionTable
 from bascule.xa.errors import BranchRolledBack, OutOfOrder, UnknownXid
@@ -53,6 +54,11 @@ class LocalCalls:
         """Raise OutOfOrder if the branch is over."""
         if self._over:
             raise OutOfOrder("the transaction of this connection is over; enlist the resource in the next transaction")
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether a thread is within a call."""
+        return self._within > 0
 
     def end(self, timeout_s: float = 0.0) -> bool:
         """Refuse new calls. Return True if no call is in progress, now or within ``timeout_s`` seconds."""
@@ -138,6 +144,11 @@ class LocalConnection:
     def close(self) -> NoReturn:
         """Raise OutOfOrder."""
         raise OutOfOrder("cannot close this connection: the transaction manager closes the connection")
+
+    @property
+    def in_call(self) -> bool:
+        """Whether a thread is within a call."""
+        return self._calls.in_progress
 
     def cut_off(self) -> bool:
         """End the use of the connection. Return True if no thread is within a call."""
@@ -248,6 +259,7 @@ class LocalRules(DecidingDatabase[HandleT]):
     def __init__(self, name: str, *, placeholder: str, **rest: Any) -> None:
         """Use ``placeholder`` as a parameter in SQL: ``?`` for sqlite3, ``%s`` for drivers of MySQL and MariaDB."""
         super().__init__(name, table=DecisionTable(placeholder), **rest)
+        self._located = False
 
     @property
     def decides(self) -> bool:
@@ -257,6 +269,7 @@ class LocalRules(DecidingDatabase[HandleT]):
     def check(self) -> None:
         """See Checks."""
         with translated(), self.connected() as raw:
+            self._locate(raw)
             self._table.create(raw)
             raw.commit()
             stays = self._table.outlives_rollback(raw)
@@ -268,7 +281,18 @@ class LocalRules(DecidingDatabase[HandleT]):
 
     def begun(self, raw: Any, timeout_s: float) -> None:  # noqa: ARG002 - the database has no timeout
         """See DatabaseResource."""
+        self._locate(raw)
         self._table.mark(raw)
+
+    def _locate(self, raw: Any) -> None:
+        """Find the database of the table. SQLite has neither the function nor statements that select another database."""
+        if self._located:
+            return
+        try:
+            self._table.locate(raw, "SELECT DATABASE()", "`")
+        except Exception:
+            raw.cursor().execute("SELECT 1")  # raises an error if the connection is lost
+        self._located = True
 
     def vote(self, raw: Any, xid: Xid) -> Vote:
         """See DatabaseResource."""
@@ -288,6 +312,7 @@ class LocalRules(DecidingDatabase[HandleT]):
 
     def has_decisions(self, raw: Any) -> bool:
         """See DecidingDatabase."""
+        self._locate(raw)
         self._table.create(raw)
         return True
 

@@ -18,7 +18,8 @@ from psycopg.rows import tuple_row
 from psycopg.sql import quote
 
 from bascule.core.errors import InvalidInput, Unavailable
-from bascule.xa.database import IDLE_MAX, DbapiResource, HandleT, translated
+from bascule.xa.database import IDLE_MAX, DbapiResource, HandleT
+from bascule.xa.database_errors import translated
 from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import CREATE, TABLE, DecisionTable, row_of
 from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, RetryLater
@@ -33,6 +34,7 @@ _NOT_NOW = {
     "25006": "the server is a standby; connect to the primary, for example with target_session_attrs=read-write",
 }
 
+_SCHEMA = f"SELECT nspname FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid WHERE c.oid = to_regclass('{TABLE}')"
 _PRIVILEGES = ("SELECT", "INSERT", "DELETE")
 _MAY_USE_TABLE = "SELECT " + " AND ".join(f"has_table_privilege('{TABLE}', '{each}')" for each in _PRIVILEGES)
 _GRANT = f"GRANT {', '.join(_PRIVILEGES)} ON {TABLE} TO"
@@ -105,11 +107,13 @@ class PostgresRules(DecidingDatabase[HandleT]):
                     self._table.create(raw)
                 except psycopg.errors.InsufficientPrivilege as error:
                     failure = error
+            if not prepares and failure is None:
+                self._table.locate(raw, _SCHEMA, '"')
             allowed = prepares or failure is not None or _one(raw, _MAY_USE_TABLE)
             raw.commit()
         if failure is not None:
             raise Unavailable(
-                f"{self.name}: could not create the table of decisions: {failure}; run as the owner of the table: {CREATE}"
+                f"{self.name}: could not create the table of decisions: {failure}; run as the owner of the table: {CREATE.format(TABLE)}"
             ) from failure
         if not allowed:
             raise Unavailable(
@@ -125,12 +129,15 @@ class PostgresRules(DecidingDatabase[HandleT]):
     def has_decisions(self, raw: Any) -> bool:
         """See DecidingDatabase. Raises ResourceFailed for a standby."""
         self._refuse_standby(raw)
-        return _one(raw, f"SELECT to_regclass('{TABLE}') IS NOT NULL") is True
+        if _one(raw, "SELECT to_regclass(%s) IS NOT NULL", self._table.name) is not True:
+            return False
+        self._table.locate(raw, _SCHEMA, '"')
+        return True
 
     def write_row(self, raw: Any, decision: Decision) -> None:
         """See DecidingDatabase. If the first statement fails, PostgreSQL does not run the second one."""
         values = ", ".join(quote(each, raw) for each in row_of(decision))
-        _tuples(raw).execute(f"INSERT INTO {TABLE} (gtrid, decision) VALUES ({values}); COMMIT".encode(raw.info.encoding))
+        _tuples(raw).execute(f"INSERT INTO {self._table.name} (gtrid, decision) VALUES ({values}); COMMIT".encode(raw.info.encoding))
 
     def is_decided(self, error: Exception) -> bool:
         """See DecidingDatabase. The commit may fail too, because of a deferred constraint of a table of the application."""

@@ -8,24 +8,22 @@ require("sqlalchemy")
 
 import copy
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
 
 from bascule.core.errors import InvalidInput
-from bascule.xa.database import Work, driver_xid, translated
-from bascule.xa.errors import BranchRolledBack, OutOfOrder
+from bascule.xa.database import driver_xid
+from bascule.xa.database_errors import translated
+from bascule.xa.errors import OutOfOrder
 from bascule.xa.postgres import PostgresRules
 from bascule.xa.psycopg_loop import Finished, interrupt
 from bascule.xa.resource import CommitPriority
-from bascule.xa.sqlalchemy_joined import JoinedConnection, JoiningEngine
+from bascule.xa.sqlalchemy_database import LentSession, SessionWork, SqlAlchemyDatabase
 from bascule.xa.transaction import Transaction
-from bascule.xa.xid import Xid, branch
+from bascule.xa.xid import Xid
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession  # needs greenlet, which is not always installed
@@ -36,30 +34,22 @@ if TYPE_CHECKING:
 DRIVERS = ("psycopg",)
 
 
-class _SessionWork:
+class _PreparedSessionWork(LentSession):
     """A branch on a pooled connection. Sessions use a second object for the same PostgreSQL session."""
 
     def __init__(self, pooled: Connection) -> None:
         self._pooled = pooled
         self.raw: Any = pooled.connection.driver_connection
-        self.handle: Any = None
         self.on_loop: LoopSession | None = None
-        self._doomed = ""
 
     def begin(self, xid: Any) -> None:
         self.raw.tpc_begin(xid)
         self._shared = copy.copy(self.raw)
         self._shared.commit = self._shared.rollback = self._shared.close = _nothing
 
-    def lend(self, engine: Engine) -> None:
-        """Make a Session as the handle."""
-        self._connection = JoinedConnection(engine, self)
-        self._connection.begin()
-        self.handle = Session(bind=self._connection, join_transaction_mode="rollback_only")
-
     def lend_on_loop(self, engine: AsyncEngine, on_loop: LoopSession) -> AsyncSession:
         """Make an AsyncSession as the handle, and return it."""
-        self._let_go()
+        self.take_back()
         self.on_loop = on_loop
         self.handle = on_loop.open(engine, self)
         return on_loop.handle
@@ -71,17 +61,11 @@ class _SessionWork:
             )
         return self._shared if self.on_loop is None else self.on_loop.dbapi_connection(engine)
 
-    def doom(self, reason: str) -> None:
-        self._doomed = self._doomed or reason
-
     def interrupt(self) -> bool:
         return interrupt(self.raw) if self.on_loop is None else self.on_loop.interrupt()
 
-    def flush(self) -> None:
-        if not self._doomed:
-            (self.on_loop or self.handle).flush()
-        if self._doomed:
-            raise BranchRolledBack(self._doomed)
+    def send(self) -> None:
+        (self.on_loop or self.handle).flush()
 
     def cut_off(self) -> None:
         if self.on_loop is not None:
@@ -102,21 +86,17 @@ class _SessionWork:
             with suppress(Exception):  # the loop is gone, and nobody uses the session any more
                 self.on_loop.close()
         elif self.handle is not None:
-            self._let_go()
+            self.take_back()
         if not reusable:
             self._pooled.invalidate()
         self._pooled.close()
-
-    def _let_go(self) -> None:
-        self.handle.close()
-        self._connection.close()
 
 
 def _nothing() -> None:
     """Do nothing: commit, rollback and close of an application's session do not affect the branch."""
 
 
-class SqlAlchemyResource(PostgresRules[Session]):
+class SqlAlchemyResource(SqlAlchemyDatabase, PostgresRules[Session]):
     """A SQLAlchemy Engine (PostgreSQL through psycopg). The handle is a Session; ``session.connection()`` is its Connection for Core.
 
     The application's own sessions take part if they are bound to ``engine`` or ``async_engine`` of the resource.
@@ -135,49 +115,30 @@ class SqlAlchemyResource(PostgresRules[Session]):
 
         See CommitPriority for ``priority`` and PostgresRules for ``prepared``.
         """
-        super().__init__(name, prepared=prepared, priority=priority)
         for driver in (engine.dialect.driver, *([] if async_engine is None else [async_engine.dialect.driver])):
             if driver not in DRIVERS:
                 raise InvalidInput(
-                    f"resource {name}: driver {driver!r} is not supported; use one of {', '.join(DRIVERS)} (postgresql+psycopg://)"
+                    f"resource {name}: driver {driver!r} is not supported; use one of {', '.join(DRIVERS)} (postgresql+psycopg://). For "
+                    "SQLite, MySQL and MariaDB, use SqlAlchemyLocalResource"
                 )
-        self._plain = engine
-        #: Like the given engine, but its connections take part in the current transaction if there is one.
-        self.engine: Engine = JoiningEngine(engine, {}, self)
+        super().__init__(name, engine, prepared=prepared, priority=priority)
         self._plain_async = async_engine
         self._async_engine: AsyncEngine | None = None
-        self._current: ContextVar[Transaction | None] = ContextVar(f"bascule.xa.sqlalchemy.{name}", default=None)
 
-    def follow(self, transaction: Transaction | None) -> Callable[[], None]:
-        """See FollowsTransaction."""
-        token = self._current.set(transaction)
-        return lambda: self._current.reset(token)
-
-    def joined(self, engine: Engine) -> _SessionWork | None:
-        """See Joins. Raises the errors of the transaction's ``enlist``, such as TransactionTimedOut."""
-        transaction = self._at_work()
-        if transaction is None:
-            return None
+    def enlist_in(self, transaction: Transaction, engine: Engine) -> None:
+        """See SqlAlchemyDatabase."""
         if engine.dialect.is_async:
             from bascule.xa.sqlalchemy_loop import enlist_from_connect
 
             enlist_from_connect(transaction, self)
         else:
             transaction.enlist(self)
-        with self._lock:
-            return cast("_SessionWork", self._work[branch(transaction.gtrid, self.name)])
 
-    def gives_up(self) -> Callable[[str], None] | None:
-        """See Joins."""
-        transaction = self._at_work()
-        return None if transaction is None else partial(self._give_up, transaction)
-
-    def opened(self, xid: Xid) -> Work[Session]:
-        """See DatabaseResource."""
-        work = _SessionWork(self._plain.connect())
+    def work_on(self, pooled: Connection, xid: Xid) -> SessionWork:
+        """See SqlAlchemyDatabase."""
+        work = _PreparedSessionWork(pooled)
         try:
             work.begin(driver_xid(work.raw, xid))
-            work.lend(self.engine)
         except BaseException:
             work.close(reusable=False)
             raise
@@ -190,7 +151,7 @@ class SqlAlchemyResource(PostgresRules[Session]):
 
         self.start(xid, timeout_s=timeout_s)
         with self._lock:
-            work = cast("_SessionWork", self._work[xid])
+            work = cast("_PreparedSessionWork", self._work[xid])
         try:
             with translated():
                 return work.lend_on_loop(engine, LoopSession(work.raw, loop))
@@ -209,30 +170,3 @@ class SqlAlchemyResource(PostgresRules[Session]):
             if self._async_engine is None:
                 self._async_engine = joining(self._plain_async or async_engine(self._plain.url), self)
             return self._async_engine
-
-    def after_fork(self) -> None:
-        """See Forks."""
-        super().after_fork()
-        self._current.set(None)
-        self._plain.dispose(close=False)
-
-    @contextmanager
-    def connected(self) -> Iterator[Any]:
-        """See DatabaseResource."""
-        pooled = self._plain.raw_connection()
-        try:
-            yield pooled.driver_connection
-        finally:
-            pooled.close()
-
-    def _give_up(self, transaction: Transaction, reason: str) -> None:
-        with self._lock:
-            work = self._work.get(branch(transaction.gtrid, self.name))
-        if work is None:
-            transaction.give_up()
-        else:
-            cast("_SessionWork", work).doom(reason)
-
-    def _at_work(self) -> Transaction | None:
-        transaction = self._current.get()
-        return None if transaction is None or transaction.over else transaction

@@ -14,7 +14,7 @@ from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.pool import NullPool
 
-#: The first word of PostgreSQL's command tag for statements that write nothing.
+#: The first word of statements that write nothing, and of their command tags in PostgreSQL.
 READS = frozenset({"SELECT", "FETCH", "MOVE", "DECLARE", "CLOSE", "SHOW", "SET", "EXPLAIN", "SAVEPOINT", "RELEASE", "ROLLBACK"})
 ROLLED_BACK = "the application rolled back its session"
 LEFT = "a session with uncommitted changes was closed"
@@ -57,9 +57,10 @@ class JoinedConnection(Connection):
         """Return a transaction of SQLAlchemy, as Connection does."""
         return super().begin() if self.in_transaction() else _JoinedTransaction(self)
 
-    def _executed(self, _connection: Any, cursor: Any, *_: Any) -> None:
-        done = (getattr(cursor, "_cursor", cursor).statusmessage or "").partition(" ")[0]
-        self.wrote = self.wrote or done not in READS
+    def _executed(self, _connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        tag = getattr(getattr(cursor, "_cursor", cursor), "statusmessage", statement)  # drivers other than psycopg have none
+        words = (tag or "").split(None, 1)
+        self.wrote = self.wrote or not words or words[0].upper() not in READS
 
 
 class _JoinedTransaction(RootTransaction):

@@ -42,6 +42,12 @@ class SerializationFailure(Exception):
     sqlstate = "40001"
 
 
+class GeneralError(Exception):
+    """A driver of MySQL raises such an error if the server refuses a statement, and also if the connection is lost."""
+
+    sqlstate = "HY000"
+
+
 class FakeClock:
     """A clock that only the test advances."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +13,10 @@ from bascule.testing.xa import ModelLog, ModelResource
 from bascule.threads.background import in_background
 from bascule.xa import TransactionManager
 from bascule.xa.database import DbapiResource
-from bascule.xa.errors import ResourceError, ResourceFailed, RetryLater, UnknownXid
+from bascule.xa.database_errors import in_words_of_xa
+from bascule.xa.errors import Code, ResourceError, ResourceFailed, RetryLater, UnknownXid
 from bascule.xa.resource import Vote
-from bascule.xa.xid import Xid
+from bascule.xa.xid import FORMAT_ID, Xid
 from tests.support.speed import SLOWNESS
 
 FIRST, SECOND = Xid(7, b"first", b"db"), Xid(7, b"second", b"db")
@@ -43,6 +44,11 @@ class Driver:
         self._xid = xid
 
     def tpc_prepare(self) -> None: ...
+
+    def tpc_recover(self) -> list[Any]:
+        return []
+
+    def rollback(self) -> None: ...
 
     def tpc_commit(self, xid: Any = None) -> None:
         if (xid or self._xid) in self._committed:
@@ -110,6 +116,70 @@ def test_recovered_xids_may_be_any_bytes_like_objects(octets: Callable[[bytes], 
     assert list(DbapiResource("db", lambda: Listing([])).recover()) == [FIRST]
 
 
+def test_row_of_xa_recover_has_lengths_of_both_parts_of_xid() -> None:
+    """MariaDB Connector/Python returns the rows of XA RECOVER from ``tpc_recover``."""
+
+    class Listing(Driver):
+        def tpc_recover(self) -> list[Any]:
+            return [(FIRST.format_id, 5, 2, "firstdb"), (SECOND.format_id, 6, 2, b"seconddb")]
+
+    assert list(DbapiResource("db", lambda: Listing([])).recover()) == [FIRST, SECOND]
+
+
+class UnknownToSession(Exception):
+    """The answer of MariaDB to every session but the one that has prepared the branch."""
+
+    sqlstate = "XAE04"
+
+
+class Attached(Driver):
+    """A connection to MariaDB, where the session that has prepared the branch is still open, or the branch has ended."""
+
+    def __init__(self, prepared: list[Xid]) -> None:
+        super().__init__([])
+        self._prepared = prepared
+
+    def tpc_commit(self, xid: Any = None) -> None:
+        raise UnknownToSession(xid)
+
+    tpc_rollback = tpc_commit
+
+    def tpc_recover(self) -> list[Any]:
+        return list(self._prepared)
+
+
+@pytest.mark.parametrize("finish", ["commit", "rollback"])
+def test_branch_that_is_still_listed_does_not_count_as_ended(finish: str) -> None:
+    """Otherwise recovery would forget the decision of a suspended process, and roll the branch back when the process has ended."""
+    prepared = [FIRST]
+    resource = DbapiResource("db", lambda: Attached(prepared))
+    with pytest.raises(RetryLater, match="is still open"):
+        getattr(resource, finish)(FIRST)
+    prepared.clear()
+    with pytest.raises(UnknownXid):
+        getattr(resource, finish)(FIRST)
+
+
+class OracleError:
+    full_code = "ORA-24756"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (type("DatabaseError", (Exception,), {})(OracleError()), Code.XAER_NOTA),
+        (type("Error", (Exception,), {"sqlstate": "XA100"})(), Code.XA_RBROLLBACK),
+        (type("Error", (Exception,), {"sqlstate": "XA106"})(), Code.XA_RBTIMEOUT),
+        (type("Error", (Exception,), {"sqlstate": "XAE08"})(), Code.XAER_DUPID),
+        (type("OperationalError", (Exception,), {"sqlite_errorname": "SQLITE_BUSY_SNAPSHOT"})(), Code.XA_RBTRANSIENT),
+        (type("OperationalError", (Exception,), {"sqlite_errorname": "SQLITE_IOERR_FSYNC"})(), Code.XAER_RMFAIL),
+        (type("OperationalError", (Exception,), {"sqlstate": "HY000"})(), Code.XAER_RMFAIL),
+    ],
+)
+def test_errors_of_known_drivers_have_codes_of_xa(error: Exception, code: Code) -> None:
+    assert in_words_of_xa(error).xa_code is code
+
+
 @pytest.mark.parametrize(("answer", "vote"), [(False, Vote.READ_ONLY), (True, Vote.YES), (None, Vote.YES)])
 def test_tpc_prepare_that_returns_false_is_read_only_vote(answer: bool | None, vote: Vote) -> None:
     class Answering(Driver):
@@ -132,8 +202,20 @@ class Unclear(Exception):
     sqlstate = "40003"
 
 
+class GeneralError(Exception):
+    """MySQL Connector/Python and MariaDB Connector/Python raise such errors for a lost connection, too."""
+
+    sqlstate = "HY000"
+
+
 @pytest.mark.parametrize(
-    ("raised", "expected"), [(RuntimeError("packet out of order"), ResourceFailed), (Unclear(), ResourceFailed), (Refusal(), ResourceError)]
+    ("raised", "expected"),
+    [
+        (RuntimeError("packet out of order"), ResourceFailed),
+        (Unclear(), ResourceFailed),
+        (GeneralError(), ResourceFailed),
+        (Refusal(), ResourceError),
+    ],
 )
 def test_one_phase_commit_is_rolled_back_only_if_database_refuses_it(raised: Exception, expected: type[Exception]) -> None:
     """After "rolled back", the application repeats the work, so the branch must not be committed."""
@@ -156,6 +238,52 @@ def test_driver_without_two_phase_commit_is_refused_when_manager_opens() -> None
     manager = TransactionManager("shop", ModelLog(), [DbapiResource("db", Plain), ModelResource("other")])
     with pytest.raises(InvalidInput, match=r"db: .* have no xid, tpc_begin"):
         manager.open()
+
+
+class Trying(Driver):
+    """A connection to a database in memory. ``listed`` changes the id of a branch, as some drivers do."""
+
+    def __init__(self, prepared: list[Any], listed: Callable[[Any], Sequence[Any]]) -> None:
+        super().__init__([])
+        self._prepared, self._listed = prepared, listed
+
+    def tpc_prepare(self) -> None:
+        self._prepared.append(self._xid)
+
+    def tpc_rollback(self, xid: Any = None) -> None:
+        xid = xid or self._xid
+        if xid in self.tpc_recover():
+            self._prepared[:] = [each for each in self._prepared if xid not in self._listed(each)]
+
+    def tpc_recover(self) -> list[Any]:
+        return [each for xid in self._prepared for each in self._listed(xid)]
+
+
+def opened_with(listed: Callable[[Any], Sequence[Any]], prepared: list[Any]) -> None:
+    database = DbapiResource("db", lambda: Trying(prepared, listed))
+    with TransactionManager("shop", ModelLog(), [database, ModelResource("other")]):
+        pass
+
+
+def test_driver_that_loses_a_part_of_xid_is_refused_when_manager_opens() -> None:
+    """pg8000 prepares a branch under its gtrid only, and its ``tpc_commit`` does nothing for a branch that it does not list."""
+    prepared: list[Any] = []
+    with pytest.raises(InvalidInput, match=r"db: driver .* does not list a branch that it has prepared"):
+        opened_with(lambda xid: [(0, xid[1], "")], prepared)
+    assert prepared == []
+
+
+def test_driver_that_lists_prepared_branches_is_accepted_and_branch_of_killed_check_removed(caplog: pytest.LogCaptureFixture) -> None:
+    fresh = (FORMAT_ID, f"bascule-check/{2**40:x}.0123456789abcdef", "db")  # of a process that checks at the same time
+    prepared: list[Any] = [(FORMAT_ID, "bascule-check/1.0123456789abcdef", "db"), fresh, (FORMAT_ID, "other", "db")]
+    opened_with(lambda xid: [xid], prepared)
+    assert prepared == [fresh, (FORMAT_ID, "other", "db")]
+    assert "could not check resource" not in caplog.text
+
+
+def test_driver_that_lists_nothing_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    opened_with(lambda _: [], [])
+    assert "could not check resource" in caplog.text
 
 
 def test_connection_of_unknown_driver_is_closed_after_branch() -> None:

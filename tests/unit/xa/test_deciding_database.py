@@ -25,7 +25,7 @@ from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import RecoveryProtocol
 from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import branch, may_be_in_database, new_gtrid
-from tests.unit.xa.deciding_shop import BOTH, NEITHER, FakeClock, Killed, SerializationFailure, Shop, Unanswered, killed
+from tests.unit.xa.deciding_shop import BOTH, NEITHER, FakeClock, GeneralError, Killed, SerializationFailure, Shop, Unanswered, killed
 
 
 @pytest.fixture
@@ -167,7 +167,10 @@ def test_commit_of_slow_application_is_refused_after_rollback_by_recovery(shop: 
     assert shop.where == NEITHER
 
 
-@pytest.mark.parametrize("error", [sqlite3.OperationalError("connection lost"), sqlite3.DatabaseError("protocol"), OSError("reset")])
+@pytest.mark.parametrize(
+    "error",
+    [sqlite3.OperationalError("connection lost"), sqlite3.DatabaseError("protocol"), OSError("reset"), GeneralError("connection lost")],
+)
 def test_unanswered_commit_is_resolved_from_decision_table(shop: Shop, error: Exception) -> None:
     transaction = shop.begin()
     shop.unanswered(transaction, carried_out=False, error=error)
@@ -177,6 +180,40 @@ def test_unanswered_commit_is_resolved_from_decision_table(shop: Shop, error: Ex
     transaction = shop.begin()
     shop.unanswered(transaction, carried_out=True, error=error)
     run_blocking(transaction.commit())
+    assert shop.where == BOTH
+
+
+def test_lock_of_another_connection_rolls_transaction_back_and_work_may_be_repeated(shop: Shop) -> None:
+    """SQLite refuses a commit while another connection reads."""
+    shop.broker.vote = "read-only"
+    reader = sqlite3.connect(shop.path)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM payments").fetchall()
+    transaction = shop.begin()
+    with pytest.raises(TransactionRolledBack) as raised:
+        run_blocking(transaction.commit())
+    assert isinstance(raised.value.cause, BranchRolledBack)
+    assert raised.value.cause.retriable
+    reader.close()
+    assert shop.rows() == []
+    run_blocking(shop.begin().commit())
+    assert shop.rows() == ["row"]
+
+
+def test_application_may_have_rows_as_dictionaries(shop: Shop) -> None:
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(shop.path, check_same_thread=False)
+        connection.row_factory = lambda cursor, row: {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
+        return connection
+
+    database = LocalDatabaseResource("database", connect)
+    with TransactionManager("shop", shop.log, [database, shop.broker]) as manager:
+        with manager.begin() as transaction:
+            transaction.enlist(shop.broker).append("message")
+            transaction.enlist(database).execute("INSERT INTO payments VALUES ('row')")
+        assert [each.outcome for each in database.decisions("shop")] == []
+        decision = Decision(new_gtrid("shop", 0, "aaaaaaaa", decides=True), Outcome.ROLLBACK, (), 0, "recoverer")
+        assert database.decide(decision) == database.decide(replace(decision, outcome=Outcome.COMMIT)) == decision
     assert shop.where == BOTH
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from bascule.xa.errors import Code
 from bascule.xa.file_log import FileLog
 from bascule.xa.log import Decision, Heuristic, LogDamaged, Outcome, encode
 from bascule.xa.xid import LOG_ID, Xid, branch
+from tests.support.system import wait_for
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "xa-v1"
 
@@ -69,6 +72,54 @@ def test_file_mode_is_kept_when_log_is_rewritten(path: Path, mode: int, monkeypa
             log.forget([f"shop/{number}".encode()])
         assert path.stat().st_ino != os.fstat(before.fileno()).st_ino
     assert path.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root changes the owner of a file")
+def test_owner_is_kept_when_root_rewrites_log(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_log, "DEAD_LINES_MAX", 1)
+    log = FileLog(path)
+    log.read()
+    os.chown(path, 4711, 4712)
+    with path.open() as before:
+        for number in range(9):
+            log.decide(decision(number))
+            log.forget([f"shop/{number}".encode()])
+        assert path.stat().st_ino != os.fstat(before.fileno()).st_ino
+    assert (path.stat().st_uid, path.stat().st_gid) == (4711, 4712)
+
+
+def test_processes_that_open_log_by_different_links_share_one_log(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_log, "DEAD_LINES_MAX", 1)
+    first = FileLog(path)
+    first.read()
+    link = path.parent.parent / "link.xalog"
+    link.symlink_to(path)
+    second = FileLog(link)
+    for number in range(9):
+        second.decide(decision(number))
+        second.forget([f"shop/{number}".encode()])
+    assert link.is_symlink()  # also after the log was rewritten
+    assert first.decide(decision(10, Outcome.ROLLBACK)).outcome is Outcome.ROLLBACK
+    assert second.decide(decision(10)).outcome is Outcome.ROLLBACK
+    assert [each.name for each in link.parent.iterdir() if each.suffix == ".lock"] == []
+
+
+def test_full_log_refuses_decisions_and_continues_when_there_is_space(path: Path) -> None:
+    log = FileLog(path)
+    log.decide(decision(1))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))  # a part of a line has space
+    try:
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="is full"):
+                log.decide(decision(2))
+        log.forget([b"shop/1"])
+        assert set(log.read().decisions) == {b"shop/1"}
+        assert set(FileLog(path).read().decisions) == {b"shop/1"}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert log.decide(decision(3)) == decision(3)
+    assert set(FileLog(path).read().decisions) == {b"shop/3"}
 
 
 def test_heuristic_outcome_stays_in_file_log_until_forget(path: Path) -> None:
@@ -241,6 +292,21 @@ def test_directory_left_unsynced_by_killed_process_is_synced(path: Path, monkeyp
     monkeypatch.setattr(file_log, "_sync_directory", synced.append)
     FileLog(path).decide(decision(1))
     assert synced == [path.parent]
+
+
+def test_log_locked_by_suspended_process_is_reported_and_used_when_process_continues(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_log, "LOCKED_MAX_S", 0.1)
+    log = FileLog(path)
+    log.decide(decision(1))
+    with path.with_name(path.name + ".lock").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="is locked by another process"):
+                log.decide(decision(2))
+    monkeypatch.undo()
+    wait_for(lambda: log._locking is not None and log._locking.done(), "the thread that got the lock too late")
+    assert log.decide(decision(3)) == decision(3)
+    assert set(FileLog(path).read().decisions) == {b"shop/1", b"shop/3"}
 
 
 def test_unusable_log_directory_is_reported(tmp_path: Path) -> None:

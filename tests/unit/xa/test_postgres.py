@@ -14,7 +14,7 @@ from psycopg.pq import ConnStatus, TransactionStatus
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager
-from bascule.xa.database import in_words_of_xa
+from bascule.xa.database_errors import in_words_of_xa
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, RetryLater, UnknownXid, XaError
 from bascule.xa.log import Decision, LogState, Outcome
 from bascule.xa.postgres import PostgresResource
@@ -45,6 +45,7 @@ class Server:
             "max_prepared_transactions": "100",
             "pg_is_in_recovery": False,
             "current_database": "shop",
+            "nspname": "public",
             "to_regclass": False,
             "has_table_privilege": True,
         }

@@ -1,0 +1,137 @@
+"""What SQLAlchemy's databases as resources have in common: the sessions of the application work in the branch of its transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Protocol, cast
+
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.orm import Session
+
+from bascule.xa.database import DatabaseResource, Work
+from bascule.xa.errors import BranchRolledBack
+from bascule.xa.sqlalchemy_joined import JoinedBranch, JoinedConnection, JoiningEngine
+from bascule.xa.transaction import Transaction
+from bascule.xa.xid import Xid, branch
+
+
+class SessionWork(Work[Session], JoinedBranch, Protocol):
+    """A branch on a pooled connection."""
+
+    def lend(self, engine: Engine) -> None:
+        """Make a Session as the handle."""
+
+
+class LentSession:
+    """The Session of a branch that is the handle."""
+
+    handle: Any = None
+    _doomed = ""
+
+    def dbapi_connection(self, engine: Engine) -> Any:
+        """See JoinedBranch."""
+        raise NotImplementedError
+
+    def lend(self, engine: Engine) -> None:
+        """See SessionWork."""
+        self._connection = JoinedConnection(engine, self)
+        self._connection.begin()
+        self.handle = Session(bind=self._connection, join_transaction_mode="rollback_only")
+
+    def doom(self, reason: str) -> None:
+        """See JoinedBranch."""
+        self._doomed = self._doomed or reason
+
+    def flush(self) -> None:
+        """See Work."""
+        if not self._doomed:
+            self.send()
+        if self._doomed:
+            raise BranchRolledBack(self._doomed)
+
+    def send(self) -> None:
+        """Send the changes that the session has collected."""
+        self.handle.flush()
+
+    def take_back(self) -> None:
+        """Close the session, which detaches its objects."""
+        self.handle.close()
+        self._connection.close()
+
+
+class SqlAlchemyDatabase(DatabaseResource[Session]):
+    """The common rules. The application's own sessions take part if they are bound to ``engine``."""
+
+    def __init__(self, name: str, plain: Engine, **rest: Any) -> None:
+        super().__init__(name, **rest)
+        self._plain = plain
+        #: Like the given engine, but its connections take part in the current transaction if there is one.
+        self.engine: Engine = JoiningEngine(plain, {}, self)
+        self._current: ContextVar[Transaction | None] = ContextVar(f"bascule.xa.sqlalchemy.{name}", default=None)
+
+    def follow(self, transaction: Transaction | None) -> Callable[[], None]:
+        """See FollowsTransaction."""
+        token = self._current.set(transaction)
+        return lambda: self._current.reset(token)
+
+    def joined(self, engine: Engine) -> SessionWork | None:
+        """See Joins. Raises the errors of the transaction's ``enlist``, such as TransactionTimedOut."""
+        transaction = self._at_work()
+        if transaction is None:
+            return None
+        self.enlist_in(transaction, engine)
+        with self._lock:
+            return cast("SessionWork", self._work[branch(transaction.gtrid, self.name)])
+
+    def enlist_in(self, transaction: Transaction, engine: Engine) -> None:  # noqa: ARG002 - for those who have several engines
+        """Enlist the resource in a transaction, for a connection of an engine."""
+        transaction.enlist(self)
+
+    def gives_up(self) -> Callable[[str], None] | None:
+        """See Joins."""
+        transaction = self._at_work()
+        return None if transaction is None else partial(self._give_up, transaction)
+
+    def opened(self, xid: Xid) -> Work[Session]:
+        """See DatabaseResource."""
+        work = self.work_on(self._plain.connect(), xid)
+        try:
+            work.lend(self.engine)
+        except BaseException:
+            work.close(reusable=False)
+            raise
+        return work
+
+    def work_on(self, pooled: Connection, xid: Xid) -> SessionWork:
+        """Return a branch that has begun on a connection of the pool. Close the connection if that fails."""
+        raise NotImplementedError
+
+    def after_fork(self) -> None:
+        """See Forks."""
+        super().after_fork()
+        self._current.set(None)
+        self._plain.dispose(close=False)
+
+    @contextmanager
+    def connected(self) -> Iterator[Any]:
+        """See DatabaseResource."""
+        pooled = self._plain.raw_connection()
+        try:
+            yield pooled.driver_connection
+        finally:
+            pooled.close()
+
+    def _give_up(self, transaction: Transaction, reason: str) -> None:
+        with self._lock:
+            work = self._work.get(branch(transaction.gtrid, self.name))
+        if work is None:
+            transaction.give_up()
+        else:
+            cast("SessionWork", work).doom(reason)
+
+    def _at_work(self) -> Transaction | None:
+        transaction = self._current.get()
+        return None if transaction is None or transaction.over else transaction
