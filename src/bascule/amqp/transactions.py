@@ -25,7 +25,7 @@ def encode_control(control: Declare | Discharge) -> bytes:
 
 
 def decode_control(payload: bytes) -> Composite:
-    """Return the declare or discharge in a message, after any sections, which are passed over. Raises DecodeError."""
+    """Return the declare or discharge in a message, after any other sections. Raises DecodeError."""
     try:
         start = _value_of(payload)
     except (IndexError, struct.error, ValueError):

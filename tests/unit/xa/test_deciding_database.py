@@ -482,18 +482,13 @@ def test_decision_that_cannot_be_stored_raises_resource_failed(shop: Shop, monke
 
 def test_database_without_decision_table_has_no_decisions(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shop.database, "has_decisions", lambda _: False)
-    asked = decision(Outcome.ROLLBACK)
-    assert shop.database.decide(asked) == asked
+    assert shop.database.decide(asked := decision(Outcome.ROLLBACK)) == asked
     assert (shop.database.decisions("shop"), shop.decisions()) == ([], [])
 
 
-def test_forgotten_decisions_are_deleted_in_batches_and_retained_while_database_is_away(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forgotten_decisions_are_deleted_in_batches_and_kept_while_database_is_away(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FORGOTTEN_MAX", 2)
-    first, second, third = stored = [decision() for _ in range(3)]
-    for each in stored:
-        shop.database.decide(each)
+    first, second, third = (shop.database.decide(decision()) for _ in range(3))
     shop.database.forget_decisions([first.gtrid])
     assert len(shop.decisions()) == 3
     shop.away = sqlite3.OperationalError("unable to open database file")

@@ -485,13 +485,10 @@ def test_sqlstate_determines_xa_code_for_any_error_class(state: str, code: Code)
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (psycopg.IntegrityError, Code.XA_RBINTEGRITY),
-        (psycopg.OperationalError, Code.XAER_RMFAIL),
-        (psycopg.InterfaceError, Code.XAER_RMFAIL),
-        (psycopg.ProgrammingError, Code.XAER_RMERR),
-        (ValueError, Code.XAER_RMERR),
+        (psycopg.IntegrityError, Code.XA_RBINTEGRITY), (psycopg.OperationalError, Code.XAER_RMFAIL),
+        (psycopg.InterfaceError, Code.XAER_RMFAIL), (psycopg.ProgrammingError, Code.XAER_RMERR), (ValueError, Code.XAER_RMERR),
     ],
-)
+)  # fmt: skip
 def test_error_class_determines_xa_code_without_sqlstate(error: type[Exception], code: Code) -> None:
     assert in_words_of_xa(error("why")).xa_code is code
 
