@@ -178,7 +178,7 @@ def recorded() -> tuple[bytes, bytes]:
         (Flow(0, 2048, 0, 2048, 1, 0, 10), b""),
         (Transfer(2, 0, b"0", 0), encode_control(Declare())),
         *((Transfer(0, number, b"%d" % number, 0, False), b"message %d" % number) for number in range(1, 5)),
-        (Transfer(0, 5, b"5", 0, False, True), b"part"),
+        (Transfer(0, 5, b"5", 0, False, True, state=TransactionalState(b"t")), b"part"),
         (Transfer(0, more=False, state=TransactionalState(b"t")), b"rest"),
         (Disposition(True, 0, 3, True, ACCEPTED), b""),
         (Detach(1, True), b""),
