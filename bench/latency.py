@@ -42,31 +42,37 @@ ARRIVAL_S = 30.0
 POLL_S = 0.1
 DIVERTED, PLAIN, SELECTED, KEYED, TRANSFORMED, REPLIED = "out", "plain", "selected", "keyed", "transformed", "replied"
 SOURCE, TAKEN, REQUESTS = "source", "taken", "requests"
-CONFIG = f"""
+#: The pipelines of each path.
+PIPELINES = {
+    PLAIN: f"""
 [[divert]]
 name = "plain"
 from = "{PLAIN}"
 to = "{DIVERTED}.{PLAIN}"
+""",
+    SELECTED: f"""
 [[divert]]
 name = "selected"
 from = "{SELECTED}"
 to = "{DIVERTED}.{SELECTED}"
 selector = "kind = 1"
+""",
+    KEYED: f"""
 [[divert]]
 name = "keyed"
 from = "{KEYED}"
 to = "{DIVERTED}.${{address}}"
 key = "property:number"
+""",
+    TRANSFORMED: f"""
 [[divert]]
 name = "transformed"
 from = "{TRANSFORMED}"
 to = "{DIVERTED}.{TRANSFORMED}"
 group = "transformed"
 select = ["properties['number'] AS key", "concat(text, '!') AS value"]
-[[divert]]
-name = "requests"
-from = "{REQUESTS}"
-to = "{DIVERTED}.{REQUESTS}"
+""",
+    SOURCE: f"""
 [[ingress]]
 name = "in"
 topics = ["{SOURCE}"]
@@ -74,6 +80,12 @@ to = "{TAKEN}"
 routing = "anycast"
 body = "bytes"
 start = "earliest"
+""",
+    REQUESTS: f"""
+[[divert]]
+name = "requests"
+from = "{REQUESTS}"
+to = "{DIVERTED}.{REQUESTS}"
 [[ingress]]
 name = "replies"
 topics = ["{REPLIED}"]
@@ -81,7 +93,8 @@ to = "{REPLIED}"
 routing = "anycast"
 body = "bytes"
 start = "earliest"
-"""
+""",
+}
 #: The paths, and what each of them is.
 PATHS = {
     PLAIN: "JMS to a read_committed reader, plain divert",
@@ -237,7 +250,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=int, action="append", help="messages per second; may be repeated (default: 100 and 1000)")
     parser.add_argument("--seconds", type=int, default=20, help="duration of each run (default: 20)")
     parser.add_argument("--rounds", type=int, default=3, help="number of runs, whose median counts (default: 3)")
-    parser.add_argument("--path", action="append", choices=tuple(PATHS), help="measure only this path; may be repeated")
+    parser.add_argument("--path", action="append", choices=tuple(PATHS), help="measure only this path, with its pipelines; may be repeated")
     return parser.parse_args()
 
 
@@ -247,13 +260,14 @@ def main() -> int:
     results: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="bascule-latency-") as name, ExitStack() as opened:
         config = Path(name) / "bascule.toml"
-        config.write_text(CONFIG)
+        paths = options.path or list(PATHS)
+        config.write_text("".join(PIPELINES[path] for path in paths))
         up = opened.enter_context(Up(Path(name), "--config", config))
         clients = Clients(up, opened)
-        for path in options.path or PATHS:
+        for path in paths:
             measure(up, clients, path, f"warm {path}", WARM_UP_RATE, WARM_UP_S)
         for number in range(options.rounds):
-            for path in options.path or PATHS:
+            for path in paths:
                 for rate in options.rate or (100, 1000):
                     result = measure(up, clients, path, f"{number} {path} {rate}", rate, options.seconds)
                     results.setdefault(f"{PATHS[path]}, {rate}/s", []).append(result)
