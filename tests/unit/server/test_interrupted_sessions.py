@@ -250,7 +250,7 @@ def test_names_of_interrupted_clients_take_limited_memory() -> None:
     assert len(interruptions._lost) == 15  # of a megabyte each
     assert list(interruptions._lost)[-1] == ("ann", "client 39")
     for number in range(40):
-        interruptions.opened(f"client {number}", {"product": PRODUCT})
+        interruptions.opened("ann", f"client {number}", {"product": PRODUCT})
     assert interruptions._names_bytes == 0
 
 
