@@ -309,6 +309,7 @@ OTHERS: Final = {
     "amqp.verifiers.SHAPES_MAX": "how many numbers of iterations an unknown user may seem to have",
     "server.console_sessions.PORT_DIGITS_MAX": "how long the number of a port can be",
     "server.redrive.NUMBER_MAX": "the range of an offset or time",
+    "server.pipeline_offsets.PARTITION_MAX": "the range of a number of a partition",
     "server.redrive.PAUSE_MAX_S": "how long a search pauses between its steps",
     "server.key_set.KEYS_MAX": "bounds what the provider of tokens brings",
     "server.key_source.DOCUMENT_SIZE_BYTES_MAX": "bounds what the provider of tokens brings",
