@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from bascule.config import load
-from bench.latency import CONFIG, KEYED, MARK_BYTES, Arrivals, at_rate, judged, table
+from bench.latency import KEYED, MARK_BYTES, PATHS, PIPELINES, Arrivals, at_rate, judged, table
 from tests.support.system import Late
 
 
 def test_configuration_of_the_benchmark_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "bascule.toml"
-    file.write_text(CONFIG)
+    assert list(PIPELINES) == list(PATHS)
+    file.write_text("".join(PIPELINES.values()))
     settings = load(file).settings
     assert [each.name for each in settings.divert] == ["plain", "selected", "keyed", "transformed", "requests"]
     assert next(each for each in settings.divert if each.name == KEYED).key == "property:number"
