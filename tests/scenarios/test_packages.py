@@ -248,7 +248,7 @@ def test_compiled_wheel_serves_and_sends(compiled_wheel: Path, install: Install)
 def test_compiled_wheel_carries_in_both_directions(compiled_wheel: Path, install: Install) -> None:
     environment = install("broker,pipelines", wheel=compiled_wheel)
     (environment.work / "bascule.toml").write_text(ROUND_TRIPS)
-    serve_and_send(environment, "--config", "bascule.toml", receive=("plain", "transformed"))
+    serve_and_send(environment, "--config", str(environment.work / "bascule.toml"), receive=("plain", "transformed"))
 
 
 def test_base_install_sends_messages_and_commits_without_other_packages(install: Install, system: System, name: str) -> None:
