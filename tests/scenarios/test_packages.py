@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,30 +74,6 @@ from bascule.xa.postgres import PostgresResource
 database = PostgresResource("shop", sys.argv[1])
 with TransactionManager("shop", FileLog(Path("shop.xalog")), [database]) as manager, manager.begin() as transaction:
     print(transaction.enlist(database).execute("SELECT 4711").fetchone())
-"""
-
-#: A divert with and one without transformation to a topic each, and an ingress from each topic.
-ROUND_TRIPS = """
-[[divert]]
-name = "plain"
-from = "orders"
-to = "events.plain"
-[[divert]]
-name = "transformed"
-from = "orders"
-to = "events.transformed"
-group = "transformed"
-select = ["concat(text, '!') AS value"]
-[[ingress]]
-name = "plain"
-topics = ["events.plain"]
-to = "plain"
-routing = "anycast"
-[[ingress]]
-name = "transformed"
-topics = ["events.transformed"]
-to = "transformed"
-routing = "anycast"
 """
 
 Install = Callable[..., "Environment"]
@@ -243,14 +219,6 @@ def test_compiled_wheel_serves_and_sends(compiled_wheel: Path, install: Install)
     serve_and_send(environment, "--no-pipelines")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_compiled_wheel_carries_in_both_directions(compiled_wheel: Path, install: Install) -> None:
-    environment = install("broker,pipelines", wheel=compiled_wheel)
-    (environment.work / "bascule.toml").write_text(ROUND_TRIPS)
-    serve_and_send(environment, "--config", str(environment.work / "bascule.toml"), receive=("plain", "transformed"))
-
-
 def test_base_install_sends_messages_and_commits_without_other_packages(install: Install, system: System, name: str) -> None:
     environment = install()
     assert environment.packages() == {"bascule"}
@@ -271,8 +239,8 @@ def test_postgres_extra_works_in_a_database(install: Install, postgres: Embedded
     assert environment.python(COMMIT_IN_POSTGRES, postgres.conninfo) == "(4711,)\n"
 
 
-def serve_and_send(environment: Environment, *options: str, receive: Sequence[str] = ("orders",)) -> None:
-    """Run `bascule up` with the embedded Kafka, send a message to the queue orders, and receive it from each of the queues ``receive``."""
+def serve_and_send(environment: Environment, *options: str) -> None:
+    """Run `bascule up` with the embedded Kafka, and the commands of the first steps."""
     log = environment.work / "up.log"
     ports = ("--amqp-port", "0", "--kafka-port", "0", "--admin-port", "0")
     command = [environment.bin / "bascule", "up", "--data-dir", environment.work / "data", *ports, *options]
@@ -282,8 +250,7 @@ def serve_and_send(environment: Environment, *options: str, receive: Sequence[st
         up.wait_ready(lambda: READY.search(log.read_text()) is not None, START_TIMEOUT_S)
         url = READY.findall(log.read_text())[-1][0]
         environment.bascule("send", "orders", "--text", "order 1", "--broker", url)
-        for queue in receive:
-            assert "order 1" in environment.bascule("receive", queue, "--timeout-s", "120", "--broker", url)
+        assert "order 1" in environment.bascule("receive", "orders", "--timeout-s", "60", "--broker", url)
     finally:
         up.stop(STOP_TIMEOUT_S)
 
