@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bascule.broker.snapshot import Snapshot
 from bascule.journal.errors import ForeignRecord
-from bascule.journal.fence import STRAY_RECORDS_MAX, Fence
+from bascule.journal.fence import STRAY_RECORDS_MAX, Fence, JoiningFence
 from bascule.journal.records import Kind, Op, decode_header, decode_ingress, decode_json, entries
 
 
@@ -14,9 +14,7 @@ class BackupScan:
     def __init__(self, first: int, partition: int) -> None:
         """``first`` is the first offset of the journal. ``partition`` is that of the ingress topic."""
         self._partition = partition
-        self._fence = Fence() if first == 0 else Fence(sequence=-1)
-        self._strays_end = first + STRAY_RECORDS_MAX if first else 0
-        self._started = not first
+        self._fence = JoiningFence(strays_end=first + STRAY_RECORDS_MAX) if first else Fence()
         self._ingress_topic_id: str | None = None
         self._ingress: int | None = None
 
@@ -26,13 +24,7 @@ class BackupScan:
             header = decode_header(value)
         except ForeignRecord:
             return
-        fence = self._fence
-        # The first records of a trimmed journal may belong to a dead broker: the newer epoch counts, and its sequences do not follow.
-        if header.kind is Kind.EPOCH:
-            fence.sequence, self._started = fence.sequence if self._started else -1, True
-        elif offset < self._strays_end and header.epoch > fence.epoch:
-            fence.epoch, fence.sequence = header.epoch, -1
-        if not fence.admits(offset, header) or header.kind is Kind.EPOCH:
+        if not self._fence.admits(offset, header) or header.kind is Kind.EPOCH:
             return
         for op, start, end in entries(value or b""):
             if op == Op.INGRESS:

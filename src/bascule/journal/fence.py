@@ -56,3 +56,25 @@ class Fence:
                 raise DamagedRecord(f"offset {offset}: sequence {header.sequence} follows {self.sequence}: records are missing in between")
         self.sequence = header.sequence
         return True
+
+
+@dataclass(slots=True)
+class JoiningFence(Fence):
+    """The fence of a reader that begins in the middle of the journal, where the first records may belong to a broker that was replaced.
+
+    Before ``strays_end``, a record of a newer epoch counts although the start of that epoch is missing. The sequences of a newer epoch, and
+    those behind the first start of an epoch, do not follow the sequences of a replaced broker.
+    """
+
+    sequence: int = -1
+    strays_end: int = 0
+    started: bool = False
+
+    def admits(self, offset: int, header: Header) -> bool:
+        """Return whether the record at ``offset`` is valid, and update the fence. See Fence."""
+        if header.kind is Kind.EPOCH:
+            if not self.started:
+                self.sequence, self.started = -1, True
+        elif offset < self.strays_end and header.epoch > self.epoch:
+            self.epoch, self.sequence = header.epoch, -1
+        return Fence.admits(self, offset, header)

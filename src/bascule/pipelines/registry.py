@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bascule.journal.errors import DamagedRecord, ForeignRecord
-from bascule.journal.fence import STRAY_RECORDS_MAX, Fence
+from bascule.journal.fence import STRAY_RECORDS_MAX, JoiningFence
 from bascule.journal.records import Header, Kind, decode_header
 from bascule.kafka.history import TopicHistory, content_of, known_offset
 from bascule.pipelines.divert import journal_header
@@ -184,15 +184,9 @@ def journal_position(topic: str, topic_id: str, partition: int, offset: int, his
     first = history.earliest()
     if offset <= first == 0:
         return Position(topic, topic_id, partition, offset, epoch=-1, sequence=0)
-    fence = Fence(epoch=-1, sequence=-1)
+    fence = JoiningFence(strays_end=offset)
     exclusive: tuple[str, ...] = ()
-    started = False
     for at, header, value in _headers(history, max(first, offset - STRAY_RECORDS_MAX), offset):
-        # The first records may belong to a dead broker: the newer epoch counts, and its sequences do not follow those of the dead broker.
-        if header.kind is Kind.EPOCH:
-            fence.sequence, started = fence.sequence if started else -1, True
-        elif header.epoch > fence.epoch:
-            fence.epoch, fence.sequence = header.epoch, -1
         if fence.admits(at, header) and header.kind is Kind.EPOCH:
             exclusive = exclusive_of(value)
     if fence.epoch < first:
