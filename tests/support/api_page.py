@@ -23,6 +23,7 @@ from bascule.server.openapi import document
 from bascule.server.pipelines import PipelinePages, PipelineTopics
 from bascule.server.reload import SettingsReload
 from bascule.server.reload_pages import ReloadPages
+from tests.support.flow_ends import NO_FLOW_ENDS
 
 REFERENCE: Final = Path(__file__).parents[2] / "docs" / "reference"
 PAGE: Final = REFERENCE / "admin-api.md"
@@ -61,7 +62,14 @@ TITLES: Final = {
 
 #: Pages that are in the table and cannot answer.
 PIPELINES: Final = PipelinePages(
-    cast(PipelineTopics, None), Settings(), NO_AUDIT, lambda: 0, lambda: cast(Any, None), lambda: cast(Any, None), PropertyMask
+    cast(PipelineTopics, None),
+    Settings(),
+    NO_AUDIT,
+    lambda: 0,
+    lambda: cast(Any, None),
+    lambda: cast(Any, None),
+    PropertyMask,
+    NO_FLOW_ENDS,
 )
 RELOAD: Final = ReloadPages(cast(SettingsReload, None), NO_AUDIT)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import urllib.parse
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,6 +40,11 @@ AdminOption = Annotated[
 LOOK_TIMEOUT_S = 10.0
 #: Timeout, in seconds, of an action, which may process a whole queue and waits for Kafka.
 ACT_TIMEOUT_S = 600.0
+
+
+def with_query(path: str, parameters: Mapping[str, Any]) -> str:
+    """Return a path with parameters in its query."""
+    return f"{path}?{urllib.parse.urlencode(parameters, doseq=True)}" if parameters else path
 
 
 class AdminApiClient:
@@ -102,8 +108,7 @@ class AdminApiClient:
 
     def download(self, path: str, **parameters: str | int | list[str]) -> bytes:
         """Return the content at a path. Raises InvalidInput, Unavailable."""
-        query = f"?{urllib.parse.urlencode(parameters, doseq=True)}" if parameters else ""
-        return self._ask(f"{self._url}/{path}{query}", None, LOOK_TIMEOUT_S)
+        return self._ask(f"{self._url}/{with_query(path, parameters)}", None, LOOK_TIMEOUT_S)
 
     def act(self, action: str, **arguments: str | bool) -> dict[str, Any]:
         """Run an action and return its result. Raises InvalidInput, Unavailable."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
 
-from bascule.cli.admin import AdminApiClient, AdminOption
+from bascule.cli.admin import AdminApiClient, AdminOption, with_query
 from bascule.cli.administer import moment
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, as_json, line, note, show_result, show_rows
@@ -72,18 +72,12 @@ def offsets_command(kind: str, path: Callable[..., str]) -> Callable[..., None]:
         if not chosen:
             _show(client.look(place), output)
             return
-        plan = client.send("DELETE", _with_query(place, given)) if reset else client.send("PATCH", place, **given)
+        plan = client.send("DELETE", with_query(place, given)) if reset else client.send("PATCH", place, **given)
         if _confirmed(plan, output, yes=yes, discard=discard):
             answer = client.send("PATCH", place, token=plan["token"], discard=discard)
             _report(client, place, answer["request"], wait_s, output)
 
     return command
-
-
-def _with_query(place: str, parameters: Mapping[str, Any]) -> str:
-    from urllib.parse import urlencode
-
-    return f"{place}?{urlencode(parameters)}" if parameters else place
 
 
 def _target(to: str) -> str:

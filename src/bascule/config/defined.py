@@ -34,6 +34,12 @@ def refused(kind: str) -> Mapping[str, str]:
     return {**REFUSED, **(REFUSED_OF_DIVERTS if kind == "divert" else {})}
 
 
+def default_of(kind: str, setting: str) -> Any:
+    """Return the value of a setting that a definition of a pipeline leaves out; None if there is no such setting."""
+    field = _CLASSES[kind].model_fields.get(setting)
+    return None if field is None else field.default
+
+
 def check_definition(kind: str, name: str, given: Mapping[str, Any], settings: Settings) -> None:
     """Check the settings ``given`` of a divert or an ingress, beside those of the configuration file. Raises InvalidInput."""
     for key, reason in REFUSED.items():
@@ -58,6 +64,6 @@ def check_definition(kind: str, name: str, given: Mapping[str, Any], settings: S
 def check_change(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Check that a definition may become another one. Raises InvalidInput."""
     for key, reason in FIXED.items():
-        default = _CLASSES[kind].model_fields[key].default
+        default = default_of(kind, key)
         if before.get(key, default) != after.get(key, default):
             raise InvalidInput(f"{key!r} cannot be changed: {reason}")

@@ -158,26 +158,18 @@ class FlowIngress(FlowState):
 
 
 # The word ``from`` is no name of a field in the other form.
-FlowDivert = TypedDict(
-    "FlowDivert",
-    {
-        "name": str,
-        "from": str,
-        "selector": str,
-        "to": str,
-        "exclusive": bool,
-        "group": str,
-        "pin": RetentionHoldStatus | None,
-        "origin": str,
-        "enabled": bool,
-        "state": str,
-        "wanted": str,
-        "lag": int | None,
-        "records_per_s": float | None,
-        "error": str,
-    },
-)
-FlowDivert.__doc__ = "A divert and its ends, with the fields of FlowState, and what the journal is kept for on its account."
+_From = TypedDict("_From", {"from": str})
+
+
+class FlowDivert(_From, FlowState):
+    """A divert and its ends, and what the journal is kept for on its account."""
+
+    name: str
+    selector: str
+    to: str
+    exclusive: bool
+    group: str
+    pin: RetentionHoldStatus | None
 
 
 class FlowAnswer(TypedDict):

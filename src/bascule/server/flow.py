@@ -6,12 +6,13 @@ GET /flow    the pipelines of the configuration file and those that are defined 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from bascule.config.pipeline import Divert, Ingress
+from bascule.config.defined import default_of
 from bascule.config.settings import Settings
 from bascule.server.answers import AddressDepth, FlowAnswer, FlowDivert, FlowIngress, FlowState
 from bascule.server.listing import check_known
@@ -21,12 +22,6 @@ from bascule.writer.control import KINDS, PipelineState
 if TYPE_CHECKING:
     from bascule.server.node import Node
     from bascule.server.pipelines import KnownPipelines, PipelinePages
-
-#: Settings that a definition made at run time, or the report of a driver, may leave out.
-_DEFAULTS: Final[Mapping[str, Any]] = {
-    "selector": "", "exclusive": False, "group": "", "topics": (), "pattern": "", "routing": Ingress.model_fields["routing"].default,
-}  # fmt: skip
-_TARGETS: Final[Mapping[str, str]] = {"divert": Divert.model_fields["to"].default, "ingress": Ingress.model_fields["to"].default}
 
 
 class FlowEnds(Protocol):
@@ -54,21 +49,6 @@ class NodeFlowEnds:
         engine = self._node.loaded_engine
         queue = None if engine is None else engine.addresses.anycast.get(address)
         return None if queue is None else AddressDepth(messages=queue.held_messages, consumers=len(queue.consumers))
-
-
-class NoFlowEnds:
-    """The ends of pipelines where no broker is."""
-
-    def holds(self) -> Mapping[str, RetentionHoldStatus]:
-        """Return nothing."""
-        return {}
-
-    def depth(self, address: str) -> AddressDepth | None:  # noqa: ARG002
-        """Return None."""
-        return None
-
-
-NO_FLOW_ENDS: Final = NoFlowEnds()
 
 
 class FlowPage:
@@ -126,29 +106,27 @@ class FlowPage:
 
 
 def _divert(name: str, said: Mapping[str, Any], pin: RetentionHoldStatus | None, state: FlowState) -> FlowDivert:
+    text = partial(_text, "divert", said)
     return {
-        "name": name, "from": _text(said, "from"), "selector": _text(said, "selector"), "to": _target("divert", said),
-        "exclusive": said.get("exclusive") is True, "group": _text(said, "group"), "pin": pin, **state,
+        "name": name, "from": text("from"), "selector": text("selector"), "to": text("to"),
+        "exclusive": said.get("exclusive") is True, "group": text("group"), "pin": pin, **state,
     }  # fmt: skip
 
 
 def _ingress(name: str, said: Mapping[str, Any], state: FlowState) -> FlowIngress:
-    given = said.get("topics") or ()
+    text, given = partial(_text, "ingress", said), said.get("topics") or ()
     topics = given if isinstance(given, list | tuple) else (given,)
     return {
-        "name": name, "topics": list(map(str, topics)), "pattern": _text(said, "pattern"),
-        "to": _target("ingress", said), "routing": _text(said, "routing"), **state,
+        "name": name, "topics": list(map(str, topics)), "pattern": text("pattern"), "to": text("to"), "routing": text("routing"), **state,
     }  # fmt: skip
 
 
-def _text(said: Mapping[str, Any], name: str) -> str:
-    """Return a setting as text. A definition of a later version, or of another writer, may have any value."""
+def _text(kind: str, said: Mapping[str, Any], name: str) -> str:
+    """Return a setting as text. A definition of a later version, or of another writer, may have any value, or leave it out."""
     value = said.get(name)
-    return str(_DEFAULTS.get(name, "") if value is None else value)
-
-
-def _target(kind: str, said: Mapping[str, Any]) -> str:
-    return str(said.get("to", _TARGETS[kind]))
+    if value is None:
+        value = default_of(kind, name)
+    return "" if value is None else str(value)
 
 
 def _name_of(target: str) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from bascule.config.pipeline import Divert, Ingress
+from bascule.config.defined import default_of
 from bascule.config.settings import Settings
 from bascule.core.errors import InvalidInput, Scope
 from bascule.core.log import get_log
@@ -44,10 +44,6 @@ PLAN_MS: Final = 10 * 60 * 1000
 #: Parameters of the plan of a reset, and the largest partition of Kafka.
 RESET_PARAMETERS: Final = ("topic", "partition")
 PARTITION_MAX: Final = 2**31 - 1
-#: Where a pipeline begins whose definition does not say it.
-_DEFAULT_STARTS: Final[Mapping[str, str]] = {
-    "divert": Divert.model_fields["start"].default, "ingress": Ingress.model_fields["start"].default,
-}  # fmt: skip
 #: Arguments of a plan.
 _TARGETS: Final = ("to", "shift_by")
 
@@ -208,7 +204,7 @@ class OffsetPages:
         """Return where a new pipeline with the settings of this one would begin. Raises NoOffsets."""
         own, report = self._pages.definition(known, pipeline), known.reports.pipelines.get(pipeline)
         if own is not None:
-            start = own.settings.get("start", _DEFAULT_STARTS[pipeline.partition(":")[0]])
+            start = own.settings.get("start", default_of(pipeline.partition(":")[0], "start"))
         elif report is not None and "start" in report.definition:
             start = report.definition["start"]
         else:

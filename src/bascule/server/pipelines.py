@@ -38,7 +38,7 @@ from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.audit import AuditTrail
-from bascule.server.flow import NO_FLOW_ENDS, FlowEnds, FlowPage
+from bascule.server.flow import FlowEnds, FlowPage
 from bascule.server.listing import check_known
 from bascule.server.pipeline_definitions import DefinitionPages, held_definitions
 from bascule.server.pipeline_offsets import OffsetPages, OffsetPlanning
@@ -147,7 +147,7 @@ class PipelinePages:
         planning: Callable[[], OffsetPlanning],
         redriving: Callable[[], RedriveTopics],
         mask: Callable[[], PropertyMask],
-        ends: FlowEnds = NO_FLOW_ENDS,
+        ends: FlowEnds,
     ) -> None:
         """``mask`` returns which properties are hidden now: the setting may be reloaded. ``ends`` knows the queues at the ends."""
         self._offsets = OffsetPages(self, planning, settings)
@@ -317,15 +317,16 @@ class PipelinePages:
         wish, report = known.wishes.states.get(pipeline), known.reports.pipelines.get(pipeline)
         own, leaving = self.definition(known, pipeline), self.is_leaving(known, pipeline)
         covered = known.wishes.coverage(pipeline)
-        covers = own is not None and covered is not None and covered.revision >= own.revision
-        unassigned = UNCOVERED if own is not None and kind == "divert" and not covers else UNASSIGNED
+        if own is None or (covered is not None and covered.revision < own.revision):
+            covered = None
+        unassigned = UNCOVERED if own is not None and kind == "divert" and covered is None else UNASSIGNED
         return {
             "name": name, "kind": kind, "origin": self._origin(known, pipeline), "revision": None if own is None else own.revision,
             "state": DELETING if leaving else self.state_of(known, pipeline) or unassigned,
             "wanted": DELETED if leaving else known.wishes.of(pipeline).value,
             "wanted_by": "" if wish is None else wish.by,
             "wanted_at_ms": None if wish is None else wish.at_ms,
-            "covered_from": covered.offset if covers and covered is not None else None,
+            "covered_from": None if covered is None else covered.offset,
             **_figures(report, current=report is not None and report.is_of(own)),
         }  # fmt: skip
 

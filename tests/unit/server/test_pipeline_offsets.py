@@ -39,6 +39,7 @@ from bascule.writer.control import (
     Wish,
 )
 from bascule.writer.position import COMMON, MOVED, MovedMark, Position, position_key, position_partition
+from tests.support.flow_ends import NO_FLOW_ENDS
 from tests.support.journal import SyntheticJournal, text_message
 from tests.support.mock_cluster import MockCluster, product_on
 from tests.unit.server.test_admin import Broker, served
@@ -99,7 +100,7 @@ class World:
         planning = OffsetPlans(self.kafka, NAMES)
         pages = PipelinePages(
             self.control, Settings.model_validate(SETTINGS), audit or AuditTrail(), lambda: self.now_ms, lambda: planning, no_redriving,
-            PropertyMask,
+            PropertyMask, NO_FLOW_ENDS,
         )  # fmt: skip
 
         def run(port: int) -> None:

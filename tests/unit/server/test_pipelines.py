@@ -18,9 +18,10 @@ from bascule.kafka.control import ControlTopics
 from bascule.kafka.planned_moves import OffsetPlan, PipelineOffsets
 from bascule.server.admin_access import AdminAccess, AdminRole
 from bascule.server.audit import AuditTrail, FileSink
-from bascule.server.flow import NO_FLOW_ENDS, FlowEnds
+from bascule.server.flow import FlowEnds
 from bascule.server.pipelines import SILENT_MS, PipelinePages
 from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, RestartWish, WantedState, Wish, Wishes
+from tests.support.flow_ends import NO_FLOW_ENDS
 from tests.support.mock_cluster import MockCluster, product_on
 from tests.unit.server.test_admin import Broker, served
 from tests.unit.server.test_admin_access import PAGE, send
@@ -178,7 +179,7 @@ def test_verbs_store_the_wanted_state_for_the_driver_and_are_audited(topics: Con
 
 def test_each_path_needs_its_role_and_the_guide_names_it(topics: ControlTopics) -> None:
     report(topics, divert_orders=REPORT, ingress_orders=REPORT)
-    pages = PipelinePages(topics, Settings(), AuditTrail(), lambda: NOW_MS, lambda: PLANNING, no_redriving, PropertyMask)
+    pages = PipelinePages(topics, Settings(), AuditTrail(), lambda: NOW_MS, lambda: PLANNING, no_redriving, PropertyMask, NO_FLOW_ENDS)
     paths = [path for path in pages.paths() if not path.path.startswith("/redrive")]
     assert len(paths) == 28
 

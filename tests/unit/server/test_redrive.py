@@ -31,6 +31,7 @@ from bascule.server.pipelines import PipelinePages
 from bascule.writer.control import DRIVER_KEY, DriverReport
 from bascule.writer.redrive import RedriveAction, mark_key
 from tests.scenarios.test_redrive import BEGIN_MS, bury
+from tests.support.flow_ends import NO_FLOW_ENDS
 from tests.support.mock_cluster import MockCluster, product_on
 from tests.support.system import wait_for
 from tests.unit.server.test_admin import Broker, served
@@ -62,7 +63,7 @@ class Place:
     def pages(self, audit: AuditTrail | None = None) -> PipelinePages:
         return PipelinePages(
             self.control, Settings(), audit or AuditTrail(), lambda: NOW_MS, lambda: PLANNING, self.redriving,
-            lambda: PropertyMask(self.masked),
+            lambda: PropertyMask(self.masked), NO_FLOW_ENDS,
         )  # fmt: skip
 
     def asked(self, ask: Callable[[Callable[..., tuple[int, Any]]], None], audit: AuditTrail | None = None) -> None:
