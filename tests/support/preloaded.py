@@ -40,31 +40,12 @@ class Program(NamedTuple):
     imports: tuple[str, ...] = ()
 
 
+_SERVING: Final = ("bascule.cli.run", "bascule.config", "bascule.embedded.protection", "bascule.embedded.service_manager")
 COMMAND: Final = Program(
-    "bascule.cli.main",
-    "main",
-    (
-        "bascule.cli.run",
-        "bascule.config",
-        "bascule.embedded.protection",
-        "bascule.embedded.service_manager",
-        "bascule.server.admin",
-        "bascule.server.node",
-        "bascule.server.reload",
-    ),
-)
+    "bascule.cli.main", "main", (*_SERVING, "bascule.server.admin", "bascule.server.node", "bascule.server.reload")
+)  # fmt: skip
 #: The same command without the modules that only a broker needs, and with those of a driver.
-PIPELINES: Final = Program(
-    "bascule.cli.main",
-    "main",
-    (
-        "bascule.cli.run",
-        "bascule.config",
-        "bascule.embedded.protection",
-        "bascule.embedded.service_manager",
-        "bascule.pipelines.driver",
-    ),
-)
+PIPELINES: Final = Program("bascule.cli.main", "main", (*_SERVING, "bascule.pipelines.driver"))
 #: The program that runs each serving command.
 PROGRAMS: Final = {"broker": COMMAND, "pipelines": PIPELINES}
 #: Variables that the command reads when it runs. Another one may decide about the imports.
