@@ -7,7 +7,7 @@ from contextlib import closing
 
 from bascule.broker.addresses import Diverts
 from bascule.broker.containment import ErrorContainment
-from bascule.broker.epoch_effects import EpochLimits
+from bascule.broker.epoch_effects import SMALL_RECORD_BYTES
 from bascule.broker.policy import Policy
 from bascule.broker.retention import OwnersRetention
 from bascule.config.settings import Journal
@@ -22,7 +22,6 @@ from bascule.server.epoch import Epoch, JournalPlace
 from bascule.testing.broker import Sender, message_bytes
 from tests.support.system import wait_for
 
-SMALL_RECORD_BYTES = EpochLimits(append_timeout_s=1, still_max_s=1).small_record_bytes
 #: They are not small, so that several records are in flight.
 MESSAGES = {name: message_bytes(name.ljust(SMALL_RECORD_BYTES), message_id=f"ID:{name}") for name in ("first", "failed", "third", "fourth")}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from bascule.broker.engine import Engine
 from bascule.broker.errors import JournalUnavailable
@@ -13,6 +13,9 @@ from bascule.broker.loading import Loader
 from bascule.core.effects import Severity, Timer, Waiter
 from bascule.core.errors import BasculeError
 from bascule.journal.fence import IN_FLIGHT_MAX
+
+#: An append costs broker, Kafka and readers about the same for one message and for many, up to this size.
+SMALL_RECORD_BYTES: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,8 @@ class EpochLimits:
     still_max_s: float
     #: Appends in flight at once. Further entries gather in the next record meanwhile; a higher limit would only make records smaller.
     in_flight_max: int = IN_FLIGHT_MAX
-    #: While an append is in flight, a record that is smaller than this collects further entries: an append costs broker, Kafka and readers
-    #: about the same for one message and for many.
-    small_record_bytes: int = 16 * 1024
+    #: While an append is in flight, a record that is smaller than this collects further entries.
+    small_record_bytes: int = SMALL_RECORD_BYTES
     #: Delay of entries that nobody waits for (an acknowledgement alone): the next send takes them along and saves an append.
     linger_s: float = 0.005
     #: How often the age of the oldest append is checked.
