@@ -1,7 +1,7 @@
 """Rules that give permissions to roles, by address. The words, and the choice of the rule, are those of Artemis' security settings.
 
 The most specific rule that matches an address decides alone: nothing is inherited from other rules. An address that no rule matches is
-denied to everybody. Who subscribes to an address with wildcards consumes from all addresses that it matches, so each rule that decides for
+denied to everybody. A subscriber of an address with wildcards consumes from all addresses that it matches, so each rule that decides for
 one of them must give the permission.
 """
 

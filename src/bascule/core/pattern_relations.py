@@ -1,7 +1,7 @@
 """Relations of two address patterns: whether one matches all that the other matches, and whether an address can match both.
 
-``covers`` rather says no, and ``overlaps`` rather says yes. The time of both grows with the number of words of one pattern times that of
-the other.
+In doubt, ``covers`` returns False and ``overlaps`` returns True. The time of both grows with the number of words of one pattern times that
+of the other.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ ANNOTATION_ITEMS_MAX: Final = 4096
 #: A header has at most five small fields.
 HEADER_SIZE_BYTES_MAX: Final = 64
 #: Bytes of all sections before the body: header, two kinds of annotations, the fields of properties, application properties, and some
-#: bytes for their descriptors and sizes. Who looks for an application property need not search a body of 64 MiB.
+#: bytes for their descriptors and sizes. A search for an application property ends there, and not behind a body of 64 MiB.
 SECTIONS_BEFORE_BODY_BYTES_MAX: Final = (
     HEADER_SIZE_BYTES_MAX + 2 * ANNOTATIONS_SIZE_BYTES_MAX + 16 * FIELD_SIZE_BYTES_MAX + APPLICATION_PROPERTIES_SIZE_BYTES_MAX
 )
