@@ -98,7 +98,7 @@ def services(directory: Path, *, prepared_max: int = PREPARED_MAX) -> Iterator[K
 def cycled(cases: Sequence[Case], count: int) -> list[Case]:
     """Return ``count`` cases. Later rounds through ``cases`` kill some milliseconds later, within the next call."""
     if count <= len(cases):
-        return list(cases[:: len(cases) // count][:count])
+        return [cases[number * len(cases) // count] for number in range(count)]
     rounds = (replace(case, delay_s=delay_ms / 1000) for delay_ms in itertools.count() for case in cases)
     return list(itertools.islice(rounds, count))
 

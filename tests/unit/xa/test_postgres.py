@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,7 @@ class Server:
             "nspname": "public",
             "to_regclass": False,
             "has_table_privilege": True,
+            "pg_postmaster_start_time": "1/1",
         }
         self.foreign: list[psycopg.Xid] = []
         self.connections: list[Connection] = []
@@ -64,6 +66,11 @@ class Server:
             raise psycopg.errors.UndefinedObject(f'prepared transaction with identifier "{name}" does not exist')
         number, rows, _ = self.prepared.pop(name)
         self.end(number, rows, commit=commit)
+
+    def restart(self, statuses: dict[str, str]) -> None:
+        """Restart after a crash, with later transactions that have the ``statuses``."""
+        self.values["pg_postmaster_start_time"] = "1/2"
+        self.statuses |= statuses
 
     def end(self, number: str, rows: list[str], *, commit: bool) -> None:
         self.rows += rows if commit else []
@@ -90,7 +97,8 @@ class Handle:
 class Connection:
     """The methods of psycopg's connection that the resource uses.
 
-    ``lost`` is "before" or "after": the connection fails before or after the server carries out the next end of a transaction.
+    ``lost`` is "before" or "after": the connection fails before or after the server carries out the next end of a transaction. With
+    "crash", the server crashes and calls ``crash``. A ``broken`` connection fails in every statement.
     """
 
     def __init__(self, server: Server) -> None:
@@ -103,6 +111,8 @@ class Connection:
         self._xid: psycopg.Xid | None = None
         self._number: str | None = None
         self._rows: list[str] = []
+        self.broken = False
+        self.crash: Callable[[], object] = lambda: None
         self._result: Any = None
 
     def __copy__(self) -> Handle:
@@ -155,6 +165,9 @@ class Connection:
             if moment == "before" and self._number is not None and str(self._xid) not in self.server.prepared:
                 self.server.end(self._number, [], commit=False)
             raise psycopg.OperationalError("the connection is lost")
+        if self.lost == "crash":
+            self.crash()
+            raise psycopg.OperationalError("the connection is lost")
 
     def tpc_recover(self) -> list[psycopg.Xid]:
         own = [
@@ -168,6 +181,8 @@ class Connection:
 
     def execute(self, query: str, parameters: tuple[str, ...] = ()) -> Connection:
         self.statements.append(query)
+        if self.broken:
+            raise psycopg.OperationalError("the connection is lost")
         if "pg_current_xact_id_if_assigned" in query:
             self._result = self._number
         elif "pg_xact_status" in query:
@@ -282,6 +297,32 @@ def test_one_phase_commit_with_lost_answer_reports_actual_outcome(server: Server
     with pytest.raises(ResourceFailed):  # in doubt
         resource.commit(xid, one_phase=True)
     assert server.rows == ["1", "3"]
+
+
+def test_connection_lost_before_one_phase_commit_is_asked_rolls_branch_back(server: Server) -> None:
+    resource = PostgresResource("db", "")
+    xid, connection = ended_branch(resource, "1")
+    connection.broken, server.away = True, True
+    with pytest.raises(BranchRolledBack) as rolled_back:
+        resource.commit(xid, one_phase=True)
+    assert rolled_back.value.retriable
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [("committed", ResourceFailed), ("in progress", ResourceFailed), ("aborted", BranchRolledBack)]
+)
+def test_status_after_server_crash_may_be_that_of_a_later_transaction(server: Server, status: str, error: type[Exception]) -> None:
+    """The crash loses the number of the transaction, and the server gives the number to another one."""
+    resource = PostgresResource("db", "")
+    for _ in range(2):  # the second branch uses the connection of the first
+        xid, connection = ended_branch(resource, "1")
+        resource.commit(xid, one_phase=True)
+    xid, connection = ended_branch(resource, "2")
+    connection.lost = "crash"
+    connection.crash = lambda: server.restart({str(len(server.statuses)): status})
+    with pytest.raises(error):
+        resource.commit(xid, one_phase=True)
+    assert server.rows == ["1", "1"]
 
 
 def test_one_phase_commit_with_lost_answer_stays_in_doubt_when_status_query_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
