@@ -44,6 +44,8 @@ _SERVER_RUN = (
     "SELECT concat(extract(epoch FROM pg_postmaster_start_time())::numeric, '/', "
     "extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time())::numeric)"
 )
+#: A crash of the server would lose a decision that was committed without waiting for the disk, after others have obeyed the decision.
+_DURABLE = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 _GRANT = f"GRANT {', '.join(_PRIVILEGES)} ON {TABLE} TO"
 
 
@@ -156,9 +158,14 @@ class PostgresRules(DecidingDatabase[HandleT]):
         return True
 
     def write_row(self, raw: Any, decision: Decision) -> None:
-        """See DecidingDatabase. If the first statement fails, PostgreSQL does not run the second one."""
+        """See DecidingDatabase. If a statement fails, PostgreSQL does not run the next one."""
         values = ", ".join(quote(each, raw) for each in row_of(decision))
-        _tuples(raw).execute(f"INSERT INTO {self._table.name} (gtrid, decision) VALUES ({values}); COMMIT".encode(raw.info.encoding))
+        insert = f"INSERT INTO {self._table.name} (gtrid, decision) VALUES ({values})"
+        _tuples(raw).execute(f"{_DURABLE}; {insert}; COMMIT".encode(raw.info.encoding))
+
+    def make_durable(self, raw: Any) -> None:
+        """See DecidingDatabase."""
+        _tuples(raw).execute(_DURABLE)
 
     def is_decided(self, error: Exception) -> bool:
         """See DecidingDatabase. The commit may fail too, because of a deferred constraint of a table of the application."""
