@@ -267,7 +267,8 @@ def test_handle_is_unusable_after_its_branch_while_session_is_reused(server: Ser
     resource = PostgresResource("db", "")
     xid = branch(new_gtrid("test", 0), "db")
     handle: Any = resource.start(xid, timeout_s=TIMEOUT_S)
-    assert handle.pgconn.status is ConnStatus.OK
+    before = handle.pgconn.status
+    assert before is ConnStatus.OK
     resource.end(xid, success=True)
     assert handle.pgconn.status is ConnStatus.BAD
     with pytest.raises(psycopg.OperationalError, match="transaction of this connection is over"):
