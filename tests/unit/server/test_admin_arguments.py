@@ -59,5 +59,5 @@ def test_brackets_in_strings_are_no_levels() -> None:
 def test_arguments_in_another_encoding_than_utf_8_are_refused(encoding: str) -> None:
     nested = '{"a": ["\u2200", ' + "[" * 5_000 + "]" * 5_000 + "]}"  # a byte of this character is a quote in UTF-8
     for text in ('{"a": 1}', nested):
-        with pytest.raises(InvalidInput, match="not valid JSON|nested more than"):
+        with pytest.raises(InvalidInput, match=r"not valid JSON|nested more than"):
             arguments_in(text.encode(encoding))
