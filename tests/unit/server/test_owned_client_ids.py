@@ -102,6 +102,14 @@ async def test_each_user_with_a_durable_subscription_of_a_client_id_connects_wit
     assert [bool(served.refusal(user)) for user in ("ann", "bob")] == [True, False]
 
 
+@run_async
+async def test_a_subscription_without_a_user_opens_its_client_id_beside_those_of_users() -> None:
+    served = Guarded()
+    assert served.refusal("bob")
+    served.engine.create_queue("shop.open", "news", Routing.MULTICAST, subscription="open")
+    assert served.refusal("bob") == ""
+
+
 @pytest.mark.parametrize("user", ["bob", "rex"])
 @pytest.mark.parametrize("shared", [False, True])
 @run_async
