@@ -96,27 +96,32 @@ class Verbs:
         return [message and message.body for message in (*found, *([] if extra is None else [extra]))]
 
 
+def connected(running: Running) -> Context:
+    """Connect a client whose sends wait for the restart of a killed broker."""
+    return connect(PYTHON_FAILOVER.format(running.url), timeout_s=REACHED_S)
+
+
 @pytest.mark.timeout(1800)
 def test_each_verb_reaches_the_wanted_state_though_a_part_is_killed(tmp_path: Path) -> None:
     config = tmp_path / "bascule.toml"
     config.write_text(CONFIG)
-    with up(tmp_path / "data", "--config", str(config)) as running, connect(PYTHON_FAILOVER.format(running.url)) as client:
+    with up(tmp_path / "data", "--config", str(config)) as running, connected(running) as client:
         verbs = Verbs(running, client)
-        client.send(Queue("orders"), "0", timeout_s=REACHED_S)
+        client.send(Queue("orders"), "0")
         for text in LARGE:
-            client.send(Queue("parcels"), text, timeout_s=REACHED_S)
+            client.send(Queue("parcels"), text)
         verbs.until("the first messages", lambda: verbs.arrived("held") == verbs.arrived("other") == ["0"])
         verbs.until("the dead letters", lambda: verbs.waiting() == len(LARGE))
 
         verbs.ask("PUT", "diverts/held/pause")
         verbs.define("diverts", "late", True, to="late", **{"from": "news"})
-        client.send(Topic("news"), "n0", timeout_s=REACHED_S)
+        client.send(Topic("news"), "n0")
         running.kill("broker")
-        client.send(Topic("news"), "n1", timeout_s=REACHED_S)
+        client.send(Topic("news"), "n1")
         verbs.define("ingresses", "made", False, topics=["in"], to="made", routing="anycast", unbound="keep")
         produce(verbs.kafka, "in", ["r0", "r1"])
         verbs.await_state("diverts/held", "paused")
-        client.send(Queue("orders"), "1", timeout_s=REACHED_S)
+        client.send(Queue("orders"), "1")
         verbs.until("the pipelines that run", lambda: (verbs.arrived("other"), verbs.arrived("late")) == (["0", "1"], ["n0", "n1"]))
         assert verbs.received("made", 2) == ["r0", "r1"]
         assert verbs.arrived("held") == ["0"]
@@ -140,10 +145,10 @@ def test_each_verb_reaches_the_wanted_state_though_a_part_is_killed(tmp_path: Pa
         running.kill("kafka")
         verbs.until("the end of late", lambda: verbs.names("diverts") == ["held", "other", "small"])
         verbs.until("the end of made", lambda: verbs.names("ingresses") == [])
-        client.send(Topic("news"), "nobody wants it any more", timeout_s=REACHED_S)
+        client.send(Topic("news"), "nobody wants it any more")
         produce(verbs.kafka, "in", ["nobody reads it any more"])
-        client.send(Queue("orders"), "2", timeout_s=REACHED_S)
-        client.send(Queue("parcels"), "3", timeout_s=REACHED_S)
+        client.send(Queue("orders"), "2")
+        client.send(Queue("parcels"), "3")
         verbs.until("the last messages", lambda: (verbs.arrived("held"), verbs.arrived("other")) == (["0", "0", "1", "2"], ["0", "1", "2"]))
         verbs.until("the next parcel", lambda: sorted(verbs.arrived("small")) == [*LARGE, "3"])
         assert verbs.arrived("late") == ["n0", "n1"]
