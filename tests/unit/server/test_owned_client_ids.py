@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from bascule.amqp.connection import Connection
 from bascule.amqp.errors import UNAUTHORIZED_ACCESS
-from bascule.amqp.events import ConnectionClosed, Detached
-from bascule.amqp.performatives import Role, Target
-from bascule.amqp.sasl import AnonymousClient, AnonymousServer, SaslClient, SaslServer
+from bascule.amqp.events import Detached
+from bascule.amqp.performatives import Target
+from bascule.amqp.sasl import AnonymousServer, SaslServer
 from bascule.client import ConnectionFactory, SecurityDenied, Topic
 from bascule.client.blocking import Context
 from bascule.core.access import AccessRule, AccessRules
@@ -21,7 +20,8 @@ from bascule.core.roles import UserRoles
 from bascule.server.listener_tls import TlsPeer
 from tests.support.kafka_in_memory import KafkaInMemory
 from tests.unit.server.broker_process import SOON_S, Broker, called, kafka, serving
-from tests.unit.server.served import Client, Served, Wire, run_async
+from tests.unit.server.served import Client, Served, run_async
+from tests.unit.server.test_opening import SOLE_CONNECTION, Opening
 from tests.unit.server.test_owned_branches import USERS
 from tests.unit.server.test_subscriptions import subscribe
 
@@ -63,21 +63,12 @@ class Guarded(Served):
     def refusal(self, user: str) -> str:
         """Return why a JMS client of the user is refused, "" if it is not, and end its connection."""
         self.user = user
-        connection, wire = self.connection(), Wire()
-        transport: Any = wire
-        connection.connection_made(transport)
-        amqp = Connection(Role.CLIENT, container_id="shop", sasl=SaslClient([AnonymousClient()]))
-        amqp.open(desired_capabilities=["sole-connection-for-container"])
-        events: list[Any] = []
-        while data := amqp.data_to_send():
-            connection.data_received(data)
-            connection.send_output()
-            events += amqp.receive(b"".join(wire.written), 0)
-            wire.written.clear()
-        connection.connection_lost(None)
-        closed = [event.error for event in events if isinstance(event, ConnectionClosed)]
-        assert all(error.condition == UNAUTHORIZED_ACCESS for error in closed)
-        return "".join(error.description for error in closed)
+        opening = Opening(self, "shop", SOLE_CONNECTION)
+        opening.connection.connection_lost(None)
+        if opening.refusal is None:
+            return ""
+        assert opening.refusal.condition == UNAUTHORIZED_ACCESS
+        return opening.refusal.description
 
 
 def refusals(client: Client) -> list[str]:
