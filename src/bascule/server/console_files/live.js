@@ -1,6 +1,7 @@
 // The figures of the broker, asked for again and again, and their history.
 
-import { get } from "./api.js";
+import { look as ask } from "./api.js";
+import { BROKER } from "./requests.js";
 
 export const INTERVAL_MS = 2000;
 const HISTORY = 300; // points: ten minutes
@@ -30,7 +31,7 @@ async function look() {
   if (document.hidden && live.now !== null) return;
   const begun = performance.now();
   try {
-    const now = await get("overview");
+    const now = await ask(BROKER.overview);
     live.error = "";
     take(now, performance.now() - begun);
   } catch (error) {

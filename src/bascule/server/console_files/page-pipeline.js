@@ -1,9 +1,10 @@
 // One divert or ingress: its definition, its positions, and what an administrator can do.
 
-import { get, may } from "./api.js";
+import { look, may } from "./api.js";
 import { asked } from "./dialogs.js";
 import { facts, h, moment, number } from "./dom.js";
-import { deletePipeline, movePosition, pathOf, stateOf, verbs } from "./pipeline-verbs.js";
+import { deletePipeline, movePosition, stateOf, verbs } from "./pipeline-verbs.js";
+import { PIPELINES } from "./requests.js";
 import { grid } from "./table.js";
 
 const REFRESH_MS = 3000;
@@ -60,9 +61,9 @@ export default {
     };
     const load = async () => {
       clearTimeout(timer);
-      const path = pathOf(collection, name);
       try {
-        show(await Promise.all([get(`${path}/status`), get(path)]));
+        const { show: definition, status } = PIPELINES[collection];
+        show(await Promise.all([look(status, {}, { names: { name } }), look(definition, {}, { names: { name } })]));
       } catch (error) {
         element.replaceChildren(h("p", { class: "error" }, error.message));
       }
