@@ -99,16 +99,16 @@ class AdminApiClient:
 
             self._context = client_context(admin.tls.certificate, "admin.tls")
 
-    def look(self, path: str, **parameters: str | int | list[str]) -> Any:
+    def look(self, path: str, *, timeout_s: float = LOOK_TIMEOUT_S, **parameters: str | int | list[str]) -> Any:
         """Return the JSON document at a path. Raises InvalidInput, Unavailable."""
-        content = self.download(path, **parameters)
+        content = self.download(path, timeout_s=timeout_s, **parameters)
         answer = parsed(self._url, content)
         note_answer("GET", path, content)
         return answer
 
-    def download(self, path: str, **parameters: str | int | list[str]) -> bytes:
+    def download(self, path: str, *, timeout_s: float = LOOK_TIMEOUT_S, **parameters: str | int | list[str]) -> bytes:
         """Return the content at a path. Raises InvalidInput, Unavailable."""
-        return self._ask(f"{self._url}/{with_query(path, parameters)}", None, LOOK_TIMEOUT_S)
+        return self._ask(f"{self._url}/{with_query(path, parameters)}", None, timeout_s)
 
     def act(self, action: str, **arguments: str | bool) -> dict[str, Any]:
         """Run an action and return its result. Raises InvalidInput, Unavailable."""
@@ -116,14 +116,24 @@ class AdminApiClient:
 
     def send(self, method: str, path: str, /, **arguments: Any) -> dict[str, Any]:
         """Send a request, and return its result. Raises InvalidInput, Unavailable."""
-        body = json.dumps(arguments).encode()
-        content = self._ask(f"{self._url}/{path}", body, ACT_TIMEOUT_S, method)
+        content = self.exchange(method, path, arguments)
         answer: dict[str, Any] = parsed(self._url, content)
         note_answer(method, path, content)
         return answer
 
+    def exchange(self, method: str, path: str, arguments: Mapping[str, Any]) -> bytes:
+        """Send a request that changes something, and return the content of its answer. Raises InvalidInput, Unavailable."""
+        return self._ask(f"{self._url}/{path}", json.dumps(arguments).encode(), ACT_TIMEOUT_S, method)
+
     def _ask(self, url: str, body: bytes | None, timeout_s: float, method: str | None = None) -> bytes:
         return ask(url, body, self._headers, timeout_s=timeout_s, method=method, tls=self._context)
+
+
+def server_of_command(url: str | None, config: Path | None) -> AdminApiClient | None:
+    """Return the admin server that ``--admin`` or a context names; None if only the settings apply. Raises ConfigError, InvalidInput."""
+    if url is None and context_of_command(url, config_given=config is not None) is None:
+        return None
+    return AdminApiClient(url, config)
 
 
 def _host(url: str) -> str:

@@ -63,6 +63,11 @@ def send(
         Path | None, typer.Option("--file", help="Send the content of this file as a bytes message", show_default=False)
     ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Send a text message for each line of standard input")] = False,
+    map_: Annotated[
+        str | None,
+        typer.Option("--map", metavar="JSON", help='Send a map message: {"name": {"type": "int", "value": 1}}', show_default=False),
+    ] = None,
+    no_body: Annotated[bool, typer.Option("--no-body", help="Send a message without a body")] = False,
     properties: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,6 +86,11 @@ def send(
     group_id: Annotated[
         str | None, typer.Option("--group-id", help="Set JMSXGroupID: all messages of a group go to one consumer", show_default=False)
     ] = None,
+    jms_type: Annotated[str | None, typer.Option("--type", help="Set JMSType", show_default=False)] = None,
+    reply_to: Annotated[
+        str | None, typer.Option("--reply-to", metavar="QUEUE", help="Set JMSReplyTo to this queue", show_default=False)
+    ] = None,
+    delay_ms: Annotated[int, typer.Option("--delay-ms", min=0, help="Deliver the message after this time in milliseconds")] = 0,
     broker: BrokerOption = None,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
@@ -88,20 +98,24 @@ def send(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Send messages to a queue or topic. Return when the broker has stored all of them."""
-    if sum((text is not None, file is not None, lines)) != 1:
-        raise InvalidInput("give one of --text, --file and --lines")
+    if sum((text is not None, file is not None, lines, map_ is not None, no_body)) != 1:
+        raise InvalidInput("give one of --text, --file, --lines, --map and --no-body")
     fields: dict[str, Any] = {
         "correlation_id": correlation_id,
         "group_id": group_id,
+        "type": jms_type,
+        "reply_to": _destination(reply_to, topic=False) if reply_to else None,
         "properties": dict(_property(each) for each in properties or ()),
     }
     from bascule.client import Message
 
     with connection_factory(broker, user, config, password_file).connect() as context:
         producer = context.producer(
-            _destination(destination, topic), persistent=not non_persistent, priority=priority, time_to_live_s=ttl_ms / 1000
-        )
-        sent = producer.send_many(Message(body, **fields) for body in _bodies(text, file) for _ in range(count))
+            _destination(destination, topic=topic), persistent=not non_persistent, priority=priority, time_to_live_s=ttl_ms / 1000,
+            delivery_delay_s=delay_ms / 1000,
+        )  # fmt: skip
+        bodies = [None] if no_body else [_map(map_)] if map_ is not None else _bodies(text, file)
+        sent = producer.send_many(Message(body, **fields) for body in bodies for _ in range(count))
     show_result({"sent": sent}, output)
 
 
@@ -129,7 +143,9 @@ def receive(
     page: list[Message] = []
     taken = 0
     with connection_factory(broker, user, config, password_file).connect(Acknowledge.CLIENT) as context:
-        consumer = context.consumer(_destination(destination, topic), selector=selector, prefetch=AHEAD if follow else min(AHEAD, count))
+        consumer = context.consumer(
+            _destination(destination, topic=topic), selector=selector, prefetch=AHEAD if follow else min(AHEAD, count)
+        )
         while follow or taken < count:
             if not follow:
                 consumer.prefetch = min(AHEAD, count - taken)  # not more than requested
@@ -190,7 +206,7 @@ def connection_factory(broker: str | None, user: str | None, config: Path | None
     return ConnectionFactory(broker, user=login[0], password=login[1], tls=tls)
 
 
-def _destination(name: str, topic: bool) -> Queue | Topic:
+def _destination(name: str, *, topic: bool) -> Queue | Topic:
     from bascule.client import Queue, Topic
 
     return Topic(name) if topic else Queue(name)
@@ -207,6 +223,13 @@ def _bodies(text: str | None, file: Path | None) -> Iterator[str | bytes]:
     else:
         for each in sys.stdin:
             yield each.rstrip("\n")
+
+
+def _map(text: str) -> dict[str, Any]:
+    """Return the body of a map message. Raises InvalidInput."""
+    from bascule.jms.record import map_from_json
+
+    return map_from_json(text.encode())
 
 
 def _property(text: str) -> tuple[str, Any]:
