@@ -94,7 +94,8 @@ def report_pipelines(system: System) -> None:
     bury(PipelinesSpec(system.prefix, kafka, topics=names), "delayed", "first", "second")
     later_ms = wall_ms() + LASTS_MS
     report = PipelineReport(
-        PipelineState.RUNNING, "host-1", later_ms, {"from": "flights"}, "", ((names.journal, 0, 3, 9),), 1, 6, 1.5, 0, "", 0
+        PipelineState.RUNNING, "host-1", later_ms, {"from": "flights"}, "", ((names.journal, 0, 3, 9),), 1, 6, 1.5, 0, "", 0,
+        latency_p50_s=0.021, latency_p99_s=1.5,
     )  # fmt: skip
     with closing(ControlTopics(kafka, names)) as topics:
         for future in topics.report({"divert:delayed": report, DRIVER_KEY: DriverReport("host-1", later_ms, True)}):

@@ -101,10 +101,15 @@ class QueueSums(TypedDict):
 
 
 class SendSums(TypedDict):
-    """Persistent messages accepted outside of transactions since the process began, and the time that their senders waited."""
+    """Persistent messages accepted outside of transactions since the process began, and the time that their senders waited.
+
+    ``counts`` has the number of messages for each upper bound of ``bounds_s``, not cumulative, and one for longer times.
+    """
 
     count: int
     seconds: float
+    bounds_s: list[float]
+    counts: list[int]
 
 
 class OverviewAnswer(TypedDict):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bascule.broker.branches import listed
 from bascule.broker.engine import Engine
+from bascule.broker.send_times import BOUNDS_S, SendTimes
 from bascule.config.load import masked_values
 from bascule.core.destination import ADDRESS_MAX
 from bascule.core.errors import InvalidInput, Unavailable
@@ -164,10 +165,14 @@ async def overview(node: Node, parameters: Parameters) -> object:
         status["gauges"] = {**status["gauges"], "queues": queues}
     dead_letters = _depth(node.loaded_engine, node.settings.broker.dead_letter_address)
     return {
-        **status, "sums": sums, "sends": {"count": node.send_times.count, "seconds": node.send_times.sum_s},
+        **status, "sums": sums, "sends": _sends(node.send_times),
         "dead_letters": dead_letters, "dead_letter_address": node.settings.broker.dead_letter_address,
         "expiry_address": node.settings.broker.expiry_address, "time_ms": time.time_ns() // 1_000_000,
     }  # fmt: skip
+
+
+def _sends(times: SendTimes) -> dict[str, Any]:
+    return {"count": times.count, "seconds": times.sum_s, "bounds_s": list(BOUNDS_S), "counts": list(times.counts)}
 
 
 def _depth(engine: Engine | None, name: str) -> int:

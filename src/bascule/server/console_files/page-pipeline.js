@@ -2,7 +2,7 @@
 
 import { look, may } from "./api.js";
 import { asked } from "./dialogs.js";
-import { facts, h, moment, number } from "./dom.js";
+import { facts, h, latency, moment, number } from "./dom.js";
 import { deletePipeline, movePosition, stateOf, verbs } from "./pipeline-verbs.js";
 import { PIPELINES } from "./requests.js";
 import { grid } from "./table.js";
@@ -52,6 +52,7 @@ export default {
         facts([
           ["Name", status.name], ["Kind", status.kind], ["State", stateOf(status)], ["Wanted by", status.wanted_by],
           ["Group", status.group], ["Behind", number(status.lag)], ["Records/s", number(status.records_per_s)],
+          ["Latency p50 / p99", latency(status)],
           ["Restarts", number(status.restarts)], ["Last error", status.error], ["At", moment(status.error_at_ms)],
           ["Driver", status.driver], ["Reported", moment(status.reported_at_ms)],
         ]),

@@ -2,7 +2,7 @@
 
 import { act, may } from "./api.js";
 import { attempt, confirmed } from "./dialogs.js";
-import { h, link, number } from "./dom.js";
+import { h, latency, link, number } from "./dom.js";
 import { PIPELINES } from "./requests.js";
 import { grid } from "./table.js";
 
@@ -34,10 +34,10 @@ export function stateOf(pipeline) {
 
 export function pipelineTable(collection, pipelines, done) {
   if (!pipelines.length) return h("p", { class: "muted" }, "There are none.");
-  const titles = ["Name", "State", "Defined", "Behind", "Records/s", "Restarts", "Last error", ""];
+  const titles = ["Name", "State", "Defined", "Behind", "Records/s", "Latency p50 / p99", "Restarts", "Last error", ""];
   return grid(titles, pipelines.map((each) => [
     link("pipeline", { collection, name: each.name }, each.name), stateOf(each), each.origin === "file" ? "in the file" : "at run time",
-    number(each.lag), number(each.records_per_s), number(each.restarts), each.error, verbs(collection, each, done),
+    number(each.lag), number(each.records_per_s), latency(each), number(each.restarts), each.error, verbs(collection, each, done),
   ]));
 }
 
