@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from bascule.cli.admin import AdminApiClient
+from bascule.core.errors import Unavailable
 
 #: Entries of one request.
 PART: Final = 500
@@ -27,7 +28,7 @@ class ListChoice(NamedTuple):
 
 
 def listed(client: AdminApiClient, name: str, chosen: ListChoice) -> list[dict[str, Any]]:
-    """Return entries of a list of the broker. Raises InvalidInput, Unavailable.
+    """Return entries of a list of the broker. Raises InvalidInput, and Unavailable also if it is a standby, whose lists are empty.
 
     A list of more than 500 entries takes several requests: if an entry is deleted meanwhile, another one may be missing.
     """
@@ -37,6 +38,8 @@ def listed(client: AdminApiClient, name: str, chosen: ListChoice) -> list[dict[s
     wanted = chosen.limit or PART
     while len(rows) < wanted:
         part = client.look(f"list/{name}", offset=len(rows), limit=min(PART, wanted - len(rows)), **given)
+        if not part["serving"] and not part["total"]:
+            raise Unavailable(f"the broker does not serve clients, so it has no {name}; ask the active broker")
         rows += part["entries"]
         wanted = min(chosen.limit or part["found"], part["found"])
         if not part["entries"]:

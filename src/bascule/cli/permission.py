@@ -8,7 +8,7 @@ import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.config import ConfigOption
-from bascule.cli.output import Format, FormatOption, as_json, line, show_document, show_rows
+from bascule.cli.output import Format, FormatOption, as_json, line, note, show_document, show_rows
 from bascule.cli.user import DENIED_STATUS
 from bascule.core.permissions import Permission
 
@@ -31,6 +31,8 @@ def list_rules(config: ConfigOption = None, admin: AdminOption = None, output: F
     if output is Format.JSON:
         line(as_json(rules, indent=2))
         return
+    if not rules:
+        note("there are no rules, so every client may do everything")
     rows: list[dict[str, Any]] = [{"address": rule["match"], **rule["roles"]} for rule in rules]
     show_rows(rows, tuple(dict.fromkeys(("address", *(name for row in rows for name in row)))), output)
 

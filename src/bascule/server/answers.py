@@ -27,10 +27,14 @@ class ErrorAnswer(TypedDict):
 
 
 class PartAnswer(TypedDict):
-    """A part of a list: ``found`` is the number of entries that the search finds, ``total`` that of all."""
+    """A part of a list: ``found`` is the number of entries that the search finds, ``total`` that of all.
+
+    ``serving``: the broker serves clients. The lists of a standby are empty.
+    """
 
     found: int
     total: int
+    serving: bool
 
 
 class QueuesPart(PartAnswer):

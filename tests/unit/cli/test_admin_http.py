@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.conftest import Bascule
-from tests.unit.cli.test_administer import Broker, broker  # noqa: F401 - a fixture
+from tests.unit.cli.test_administer import Broker, broker, part  # noqa: F401 - a fixture
 
 COMMANDS = (("queue", "list"), ("config", "reload"), ("check", "alive"), ("top", "--once"))
 
@@ -86,7 +86,7 @@ def test_token_goes_to_another_machine_in_clear_if_the_settings_accept_the_risk(
 
 
 def test_address_of_all_interfaces_is_this_machine(broker: Broker, bascule: Bascule) -> None:
-    broker.answers["/list/queues"] = (200, {"entries": [], "found": 0})
+    broker.answers["/list/queues"] = (200, part())
     Path("bascule.toml").write_text(f"[admin]\nhost = '0.0.0.0'\nport = {broker.server_address[1]}\ntoken = 'hush'\n")
     assert bascule("queue", "list").returncode == 0
     assert broker.token == "Bearer hush"

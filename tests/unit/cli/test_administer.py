@@ -45,7 +45,7 @@ DEAD = {
 
 def part(*entries: dict[str, Any], found: int | None = None) -> dict[str, Any]:
     """Return a part of a list."""
-    return {"entries": list(entries), "found": len(entries) if found is None else found, "total": len(entries)}
+    return {"entries": list(entries), "found": len(entries) if found is None else found, "total": len(entries), "serving": True}
 
 
 class Broker(HTTPServer):

@@ -15,7 +15,7 @@ from bascule.client import Queue
 from tests.support.kafka_in_memory import KafkaInMemory
 from tests.unit.cli.conftest import Bascule
 from tests.unit.cli.test_exports import admin, url
-from tests.unit.server.broker_process import Broker, called, kafka, serving
+from tests.unit.server.broker_process import Broker, called, kafka, serving, until
 from tests.unit.server.served import run_async
 
 __all__ = ["kafka"]
@@ -152,3 +152,39 @@ async def test_broker_tells_what_happened_to_a_message(kafka: KafkaInMemory, tmp
         assert (await called(bascule, "why", "ID:nobody", "--admin", admin(broker))).returncode == 1
         followed = await called(bascule, "why", "ID:nobody", "--follow", "--admin", admin(broker))
         assert (followed.returncode, "--follow reads Kafka itself" in followed.stderr) == (2, True)
+
+
+@run_async
+async def test_broker_without_a_dead_letter_yet_has_none(kafka: KafkaInMemory, tmp_path: Path, bascule: Bascule) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        assert await answer(bascule, broker, "dead-letters", "list") == []
+        assert await answer(bascule, broker, "dead-letters", "list", "--queue", "DLQ") == []
+        assert await answer(bascule, broker, "dead-letters", "return") == {"returned": 0, "left": {}}
+        assert await answer(bascule, broker, "queue", "messages", "DLQ") == []
+        other = await called(bascule, "dead-letters", "list", "--queue", "ExpiryQueue", "--admin", admin(broker))
+        assert (other.returncode, "there is no queue" in other.stderr) == (2, True)
+
+
+@run_async
+async def test_lists_of_a_standby_are_refused_instead_of_empty(kafka: KafkaInMemory, tmp_path: Path, bascule: Bascule) -> None:
+    async with serving(kafka, tmp_path / "one") as broker:
+        standby = Broker(kafka, tmp_path / "two")
+        try:
+            await until(lambda: standby.standing_by, "the standby")
+            for name in ("queue", "topic", "subscription", "connection", "branch"):
+                done = await called(bascule, name, "list", "--admin", admin(standby))
+                assert (done.returncode, done.stdout, "ask the active broker" in done.stderr) == (3, "", True), done
+                assert (await called(bascule, name, "list", "--admin", admin(broker))).returncode == 0
+        finally:
+            await standby.stop()
+
+
+@run_async
+async def test_settings_of_a_pipeline_are_shown_before_a_driver_has_reported_them(
+    kafka: KafkaInMemory, tmp_path: Path, bascule: Bascule
+) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        words = ("divert", "create", "late", "from=flights", "to=kafka.late", "--wait-s", "0")
+        assert (await called(bascule, *words, "--admin", admin(broker))).returncode == 0
+        shown = await called(bascule, "divert", "show", "late", "--admin", admin(broker))
+        assert ("kafka.late" in shown.stdout, "no driver has reported" in shown.stderr) == (True, True)

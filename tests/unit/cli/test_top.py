@@ -16,7 +16,7 @@ import pytest
 from bascule.cli.top import TopSample, _keys, rates_between, send_latency_between
 from bascule.server.answers import OverviewAnswer
 from tests.unit.cli.conftest import Bascule
-from tests.unit.cli.test_administer import QUEUE, STATUS, Broker, broker  # noqa: F401 - a fixture
+from tests.unit.cli.test_administer import QUEUE, STATUS, Broker, broker, part  # noqa: F401 - a fixture
 
 OVERVIEW: dict[str, Any] = {
     **STATUS, "dead_letters": 3, "time_ms": 1769846400000,
@@ -149,7 +149,7 @@ def test_answer_of_another_server_is_an_error_without_the_extra_of_the_broker(
 def test_defect_of_the_command_shows_as_a_defect(served: Broker, bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = {**dict.fromkeys(get_type_hints(OverviewAnswer), ""), **OVERVIEW, "dead_letter_address": "DLQ", "expiry_address": "Expiry"}
     served.answers["/overview"] = (200, whole)
-    served.answers["/list/queues"] = (200, {"found": 0, "total": 0, "entries": []})
+    served.answers["/list/queues"] = (200, part())
     served.answers |= {"/diverts": (200, []), "/ingresses": (200, [])}
     monkeypatch.setattr("bascule.cli.top.rates_between", lambda before, now: before["no field"])
     with pytest.raises(TypeError):

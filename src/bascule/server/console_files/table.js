@@ -79,7 +79,8 @@ export function pagedTable(request, columns, state, options = {}) {
     });
     const last = view.offset + part.entries.length;
     const range = part.entries.length ? `${number(view.offset + 1)}–${number(last)} of ${number(part.found)}` : "none";
-    info.textContent = part.found === part.total ? range : `${range} found, ${number(part.total)} in all`;
+    if (!part.serving) info.textContent = "This broker does not serve clients. The active broker has the list.";
+    else info.textContent = part.found === part.total ? range : `${range} found, ${number(part.total)} in all`;
     previous.disabled = view.offset === 0;
     next.disabled = last >= part.found;
   }
