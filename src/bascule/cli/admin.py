@@ -75,7 +75,9 @@ class AdminApiClient:
             check_encrypted(context.url, what)
             self._headers["authorization"] = _bearer(context.token or _token_in(name, context.token_file), what)
         if context.ca_file:
-            self._context = _trusting(context.ca_file, f"context {name!r}")
+            from bascule.server.tls import authorities_context
+
+            self._context = authorities_context(Path(context.ca_file), f"context {name!r}: ca_file")
 
     def _use_settings(self, url: str | None, config: Path | None) -> None:
         from bascule.config import load
@@ -188,17 +190,6 @@ def _token_in(context: str, file: str) -> str:
         return read_secret(f"file:{file}")
     except ValueError as error:
         raise InvalidInput(f"token_file of context {context!r}: {error}") from error
-
-
-def _trusting(ca_file: str, where: str) -> ssl.SSLContext:
-    """Return a context of TLS that trusts the authorities in a file alone. Raises InvalidInput."""
-    import ssl
-
-    from bascule.server.tls import trust
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    trust(context, Path(ca_file), f"{where}: ca_file")
-    return context
 
 
 def _owner_token(data_dir: Path) -> str:

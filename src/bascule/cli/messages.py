@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bascule.cli.config import ConfigOption
-from bascule.cli.login import PasswordFileOption, UserOption, credentials, warn_of_password
+from bascule.cli.login import CaFileOption, PasswordFileOption, UserOption, credentials, warn_of_password
 from bascule.cli.output import CsvRows, Format, FormatOption, as_json, line, note, show_result, show_rows, table
 from bascule.core.errors import InvalidInput
 from bascule.core.masking import PropertyMask
@@ -94,6 +94,7 @@ def send(
     broker: BrokerOption = None,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
+    ca_file: CaFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -109,7 +110,7 @@ def send(
     }
     from bascule.client import Message
 
-    with connection_factory(broker, user, config, password_file).connect() as context:
+    with connection_factory(broker, user, config, password_file, ca_file).connect() as context:
         producer = context.producer(
             _destination(destination, topic=topic), persistent=not non_persistent, priority=priority, time_to_live_s=ttl_ms / 1000,
             delivery_delay_s=delay_ms / 1000,
@@ -129,6 +130,7 @@ def receive(
     broker: BrokerOption = None,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
+    ca_file: CaFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -142,7 +144,7 @@ def receive(
     mask = _mask(config)
     page: list[Message] = []
     taken = 0
-    with connection_factory(broker, user, config, password_file).connect(Acknowledge.CLIENT) as context:
+    with connection_factory(broker, user, config, password_file, ca_file).connect(Acknowledge.CLIENT) as context:
         consumer = context.consumer(
             _destination(destination, topic=topic), selector=selector, prefetch=AHEAD if follow else min(AHEAD, count)
         )
@@ -171,6 +173,7 @@ def browse(
     broker: BrokerOption = None,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
+    ca_file: CaFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -178,12 +181,14 @@ def browse(
     from bascule.client import Queue
 
     mask = _mask(config)
-    with connection_factory(broker, user, config, password_file).connect() as context:
+    with connection_factory(broker, user, config, password_file, ca_file).connect() as context:
         there = context.browse(Queue(destination), selector=selector)
         _shower(output)(_row(message, mask) for message in itertools.islice(there, count))
 
 
-def connection_factory(broker: str | None, user: str | None, config: Path | None, password_file: Path | None) -> ConnectionFactory:
+def connection_factory(
+    broker: str | None, user: str | None, config: Path | None, password_file: Path | None, ca_file: Path | None
+) -> ConnectionFactory:
     """Return the factory for connections to a broker: to ``broker``, or to the broker in the settings. Raises InvalidInput."""
     from bascule.client import ConnectionFactory
 
@@ -194,12 +199,16 @@ def connection_factory(broker: str | None, user: str | None, config: Path | None
         settings = load(config).settings.broker
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         broker = f"{settings.url_scheme}://{host}:{settings.port}"
-        if settings.tls.certificate is not None:
+        if settings.tls.certificate is not None and ca_file is None:
             from bascule.server.tls import client_context
 
             tls = client_context(settings.tls.certificate, "broker.tls")
     else:
         warn_of_password(broker)
+    if ca_file is not None:
+        from bascule.server.tls import authorities_context
+
+        tls = authorities_context(ca_file, "--ca-file")
     login = credentials(user, password_file)
     if login is None:
         return ConnectionFactory(broker, tls=tls)

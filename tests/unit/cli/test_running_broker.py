@@ -12,6 +12,7 @@ import pytest
 
 from bascule.cli import lists
 from bascule.client import Queue
+from tests.support.certificates import Authority
 from tests.support.kafka_in_memory import KafkaInMemory
 from tests.unit.cli.conftest import Bascule
 from tests.unit.cli.test_exports import admin, url
@@ -188,3 +189,20 @@ async def test_settings_of_a_pipeline_are_shown_before_a_driver_has_reported_the
         assert (await called(bascule, *words, "--admin", admin(broker))).returncode == 0
         shown = await called(bascule, "divert", "show", "late", "--admin", admin(broker))
         assert ("kafka.late" in shown.stdout, "no driver has reported" in shown.stderr) == (True, True)
+
+
+@run_async
+async def test_commands_with_messages_trust_the_authority_of_a_file(kafka: KafkaInMemory, tmp_path: Path, bascule: Bascule) -> None:
+    authority = Authority(tmp_path)
+    issued = authority.issue("broker")
+    async with serving(kafka, tmp_path / "broker", broker={"tls": {"certificate": issued.certificate, "key": issued.key}}) as broker:
+        there, trusting = ("--broker", url(broker).replace("amqp:", "amqps:")), ("--ca-file", str(authority.certificate))
+        refused = await called(bascule, "send", "orders", "--text", "1", *there)
+        assert (refused.returncode, "certificate" in refused.stderr) == (3, True), refused
+        assert (await called(bascule, "send", "orders", "--text", "1", *there, *trusting)).returncode == 0
+        assert (await called(bascule, "export", "messages", "orders", "orders.jsonl", *there, *trusting)).stdout == "exported 1\n"
+        assert (await called(bascule, "import", "messages", "orders.jsonl", "--to", "copy", *there, *trusting)).returncode == 0
+        received = await called(bascule, "receive", "copy", "-o", "json", *there, *trusting)
+        assert json.loads(received.stdout)["body"] == "1"
+        missing = await called(bascule, "browse", "orders", *there, "--ca-file", "none.pem")
+        assert (missing.returncode, "--ca-file" in missing.stderr) == (2, True), missing
