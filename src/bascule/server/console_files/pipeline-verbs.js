@@ -19,13 +19,13 @@ const USEFUL = { running: ["pause", "stop", "restart"], paused: ["resume", "stop
 
 export function verbs(collection, pipeline, done) {
   if (!may("manage")) return [];
-  const act = (verb) => async () => {
+  const run = (verb) => async () => {
     if (ASKED.includes(verb) && !(await confirmed(`${verb} ${pipeline.name}`, VERBS[verb], verb))) return;
     await attempt(() => act(PIPELINES[collection][verb], {}, { names: { name: pipeline.name } }), () => `${verb}: ${pipeline.name}`);
     done();
   };
   return USEFUL[pipeline.wanted].map((verb) =>
-    h("button", { class: ASKED.includes(verb) ? "danger" : null, title: VERBS[verb], onclick: act(verb) }, verb));
+    h("button", { class: ASKED.includes(verb) ? "danger" : null, title: VERBS[verb], onclick: run(verb) }, verb));
 }
 
 export function stateOf(pipeline) {
