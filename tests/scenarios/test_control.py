@@ -81,30 +81,6 @@ def test_paused_divert_of_a_group_keeps_its_messages_and_the_others_continue(bri
 
 
 @pytest.mark.on_mock_cluster
-def test_latency_of_the_records_since_the_last_report_is_reported(
-    bridge: Bridge, operator: Operator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "REPORT_S", 0.0)
-    bridge.journal.start_epoch([])
-    with bridge.running(bridge.divert("x")) as running:
-        running.settle()
-        operator.await_state(running, "divert:x", PipelineState.RUNNING)
-        assert operator.topics.reports(TIMEOUT_S).pipelines["divert:x"].latency_p50_s is None
-
-        def reported() -> bool:
-            bridge.send("1")
-            running.batch()  # stores the durations of the batch before it
-            running.driver.poll()
-            return operator.topics.reports(TIMEOUT_S).pipelines["divert:x"].latency_p99_s is not None
-
-        wait_for(reported, "the latency to be reported")
-        found = operator.topics.reports(TIMEOUT_S).pipelines["divert:x"]
-        assert found.latency_p50_s is not None
-        assert found.latency_p99_s is not None
-        assert 0 <= found.latency_p50_s <= found.latency_p99_s
-
-
-@pytest.mark.on_mock_cluster
 def test_runs_of_pipelines_reach_a_receiver_of_openlineage_events(bridge: Bridge, operator: Operator) -> None:
     bridge.journal.start_epoch([])
     with LineageReceiver() as receiver, lineage_of(OpenLineage(url=receiver.url), "demo", "kafka:9092") as lineage:

@@ -46,6 +46,10 @@ BrokerOption = Annotated[
     ),
 ]
 TopicOption = Annotated[bool, typer.Option("--topic", help="The destination is a topic, not a queue")]
+GroupIdOption = Annotated[
+    str | None, typer.Option("--group-id", help="Set JMSXGroupID: all messages of a group go to one consumer", show_default=False)
+]
+ReplyToOption = Annotated[str | None, typer.Option("--reply-to", metavar="QUEUE", help="Set JMSReplyTo to this queue", show_default=False)]
 SelectorOption = Annotated[str, typer.Option("--selector", help="Select only messages that match this JMS selector")]
 
 
@@ -83,13 +87,9 @@ def send(
     priority: Annotated[int, typer.Option("--priority", min=0, max=9, help="Priority (JMSPriority); 9 is the highest")] = 4,
     ttl_ms: Annotated[int, typer.Option("--ttl-ms", min=0, help="Time to live in milliseconds; 0 = for ever")] = 0,
     correlation_id: Annotated[str | None, typer.Option("--correlation-id", help="Set JMSCorrelationID", show_default=False)] = None,
-    group_id: Annotated[
-        str | None, typer.Option("--group-id", help="Set JMSXGroupID: all messages of a group go to one consumer", show_default=False)
-    ] = None,
+    group_id: GroupIdOption = None,
     jms_type: Annotated[str | None, typer.Option("--type", help="Set JMSType", show_default=False)] = None,
-    reply_to: Annotated[
-        str | None, typer.Option("--reply-to", metavar="QUEUE", help="Set JMSReplyTo to this queue", show_default=False)
-    ] = None,
+    reply_to: ReplyToOption = None,
     delay_ms: Annotated[int, typer.Option("--delay-ms", min=0, help="Deliver the message after this time in milliseconds")] = 0,
     broker: BrokerOption = None,
     user: UserOption = None,

@@ -98,7 +98,7 @@ def why(
 def _ask(client: AdminApiClient, message_id: str, since_ms: int | None, output: Format) -> None:
     """Print what the broker finds. Raises InvalidInput, Unavailable."""
     last_s = max(1, math.ceil(time.time() - since_ms / 1000)) if since_ms is not None else 0
-    said = client.look("messages/life", timeout_s=LIFE_TIMEOUT_S, id=message_id, last_s=last_s)
+    said = client.look_within(LIFE_TIMEOUT_S, "messages/life", id=message_id, last_s=last_s)
     show_document(said, output, partial(_show, said, events=True))
     if not said["messages"] and not said["branches"]:
         raise typer.Exit(1)

@@ -181,7 +181,7 @@ async def overview(node: Node, parameters: Parameters) -> object:
 
 
 def _sends(times: SendTimes) -> dict[str, Any]:
-    return {"count": times.count, "seconds": times.sum_s, "bounds_s": list(BOUNDS_S), "counts": list(times.counts)}
+    return {"count": times.count, "seconds": times.sum_s, "bounds_s": BOUNDS_S, "counts": times.counts}
 
 
 def _depth(engine: Engine | None, name: str) -> int:

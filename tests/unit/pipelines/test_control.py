@@ -16,7 +16,6 @@ from tests.scenarios.test_control import (  # noqa: F401
     test_driver_replaces_reports_that_it_cannot_read,
     test_ingress_that_is_stopped_has_no_task_and_another_owner_until_resumed,
     test_journal_is_kept_for_a_divert_that_is_paused_while_the_broker_reads_the_positions,
-    test_latency_of_the_records_since_the_last_report_is_reported,
     test_paused_divert_of_a_group_keeps_its_messages_and_the_others_continue,
     test_pipeline_paused_before_the_driver_starts_carries_nothing_until_resumed,
     test_report_that_a_replaced_driver_overwrites_is_written_again,
