@@ -170,6 +170,7 @@ LIMITS: Final = {
         Limit("core.defaults", "EXCLUSIVE_DIVERTS_MAX", "exclusive diverts that are enabled", "the settings are refused"),
         Limit("jms.selector.lexer", "TEXT_MAX", "a selector", f"{REFUSES_LINK}{FIELD}", "characters"),
         Limit("jms.selector.lexer", "TOKENS_MAX", "identifiers, literals and operators of a selector", f"{REFUSES_LINK}{FIELD}"),
+        Limit("jms.selector.lexer", "CHOICES_MAX", "choices of all IN lists of a selector", f"{REFUSES_LINK}{FIELD}"),
         Limit("jms.selector.parser", "PATTERNS_LENGTH_MAX", "LIKE patterns of a selector together", f"{REFUSES_LINK}{FIELD}", "characters"),
         Limit("jms.selector.parser", "DEPTH_MAX", "nesting of expressions in a selector", f"{REFUSES_LINK}{FIELD}"),
         Limit("jms.selector.parser", "STEPS_MAX", "steps to evaluate a selector for a message", f"{REFUSES_LINK}{FIELD}"),
