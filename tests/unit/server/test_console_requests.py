@@ -91,3 +91,19 @@ def test_console_uses_each_of_its_requests() -> None:
 def test_added_request_is_found(name: str, added: str) -> None:
     found = scripts()
     assert list(flaws({**found, name: found[name] + added})) != []
+
+
+def hidden(text: str) -> set[str]:
+    """Return the imported names that a declaration further inside of a module hides."""
+    imported = {
+        name.rpartition(" as ")[2].strip()
+        for group, alone in re.findall(r"^import (?:\{([^}]*)\}|(\w+)) from", text, re.MULTILINE)
+        for name in (group or alone).split(",")
+    }
+    return {name for name in re.findall(r"\b(?:const|let|function)\s+(\w+)", text) if name in imported}
+
+
+def test_no_declaration_hides_what_its_module_imports() -> None:
+    text = 'import { act, may as can } from "./api.js";\nconst run = (verb) => { const can = 1; const may = act(verb); };'
+    assert hidden(text) == {"can"}
+    assert {name: found for name, text in scripts().items() if (found := hidden(text))} == {}
