@@ -1,178 +1,51 @@
-"""Every operation of JMS, on destinations that exist and that do not, by users who each lack one permission, with both clients.
+"""The operations of the guide's table with Qpid JMS, by users who each lack one permission.
 
-``OPERATIONS`` is the table of the guide: a user is refused if, and only if, the user lacks a permission that the table names.
+``tests.support.permission_matrix`` has the operations. ``tests/unit/server/test_permission_matrix.py`` carries all of them out with the
+Python client; here some represent the others, which are slow.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
-from pathlib import Path
-from typing import Any, NamedTuple
+from contextlib import ExitStack, closing
 
 import pytest
 
-from bascule.client import Context, Queue, Topic, connect
-from bascule.core.errors import BasculeError
+from bascule.client import Context, connect
 from bascule.core.permissions import Permission
 from bascule.embedded.kafka import EmbeddedKafka
-from tests.support.qpid import Connection, JmsError, QpidPeer, Session
+from tests.support.permission_matrix import ALL, NOTHING, ROLES, RULE, USERS, Operation, cells, destination, refused_users
+from tests.support.qpid import Connection, JmsError, QpidPeer
 from tests.support.system import System
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "permissions.md"
-ALL = "all"
-#: Each of the others lacks the permission of its name, and "nothing" all of them.
-NOTHING = "nothing"
-USERS = (ALL, NOTHING, *(permission.value for permission in Permission))
 CONFIG = "\n".join(
     [
+        "[broker]",
+        "allow_anonymous = true",
         "[broker.users]",
         *(f'{user} = "{user}"' for user in USERS),
         "[broker.roles]",
-        *(f"has-{permission.value} = {[user for user in USERS if user not in (NOTHING, permission.value)]}" for permission in Permission),
+        *(f"{role} = {users}" for role, users in ROLES.items()),
         "[[permission]]",
-        'match = "#"',
-        *(f'{permission.value} = ["has-{permission.value}"]' for permission in Permission),
+        *(f"{key} = {value!r}" for key, value in RULE.items()),
     ]
 )
-P = Permission
-QUEUE = {P.CREATE_ADDRESS, P.CREATE_DURABLE_QUEUE}
-TOPIC = {P.CREATE_ADDRESS}
-TEMPORARY = {P.CREATE_ADDRESS, P.CREATE_NON_DURABLE_QUEUE, P.SEND}
+#: An attach of each kind, a message that names its destination, and the end of a subscription: on destinations that do not exist, since
+#: that needs most permissions.
+REPRESENTATIVE = {
+    "send to a queue by a producer without a destination", "browse a queue", "share a subscription",
+    "make a durable subscription and unsubscribe", "make a temporary queue and consume from it",
+    "consume from a temporary queue of another client",
+}  # fmt: skip
 
 
-class Operation(NamedTuple):
-    """What a client does with the destination ``name``, and the permissions that this needs.
-
-    ``new`` are those that it needs in addition if the destination does not exist. None: it always makes a destination of its own.
-    """
-
-    name: str
-    java: Callable[[Session, str], Any]
-    python: Callable[[Context, str], Any]
-    needs: set[Permission]
-    new: set[Permission] | None
-
-
-def made_and_ended(session: Session, topic: str) -> None:
-    session.consumer(f"topic:{topic}", name=topic, durable=True).close()
-    session.unsubscribe(topic)
-
-
-def made_and_ended_in_python(context: Context, topic: str) -> None:
-    context.durable_consumer(Topic(topic), topic).close()
-    context.unsubscribe(topic)
-
-
-OPERATIONS = [
-    Operation(
-        "send to a queue",
-        lambda session, name: session.producer(f"queue:{name}").send("x"),
-        lambda context, name: context.send(Queue(name), "x"),
-        {P.SEND}, QUEUE,
-    ),
-    Operation(
-        "send to a queue by a producer without a destination",
-        lambda session, name: session.producer().send("x", to=f"queue:{name}"),
-        lambda context, name: context.producer().send("x", to=Queue(name)),
-        {P.SEND}, QUEUE,
-    ),
-    Operation(
-        "send to a topic",
-        lambda session, name: session.producer(f"topic:{name}").send("x"),
-        lambda context, name: context.send(Topic(name), "x"),
-        {P.SEND}, TOPIC,
-    ),
-    Operation(
-        "send to a topic by a producer without a destination",
-        lambda session, name: session.producer().send("x", to=f"topic:{name}"),
-        lambda context, name: context.producer().send("x", to=Topic(name)),
-        {P.SEND}, TOPIC,
-    ),
-    Operation(
-        "consume from a queue",
-        lambda session, name: session.consumer(f"queue:{name}").close(),
-        lambda context, name: context.consumer(Queue(name)).close(),
-        {P.CONSUME}, QUEUE,
-    ),
-    Operation(
-        "browse a queue",
-        lambda session, name: session.browse(f"queue:{name}"),
-        lambda context, name: list(context.browse(Queue(name))),
-        {P.BROWSE}, QUEUE,
-    ),
-    Operation(
-        "subscribe to a topic",
-        lambda session, name: session.consumer(f"topic:{name}").close(),
-        lambda context, name: context.consumer(Topic(name)).close(),
-        {P.CONSUME, P.CREATE_NON_DURABLE_QUEUE}, TOPIC,
-    ),
-    Operation(
-        "share a subscription",
-        lambda session, name: session.consumer(f"topic:{name}", name=name, shared=True).close(),
-        lambda context, name: context.shared_consumer(Topic(name), name).close(),
-        {P.CONSUME, P.CREATE_NON_DURABLE_QUEUE}, TOPIC,
-    ),
-    Operation(
-        "make a durable subscription",
-        lambda session, name: session.consumer(f"topic:{name}", name=name, durable=True).close(),
-        lambda context, name: context.durable_consumer(Topic(name), name).close(),
-        {P.CONSUME, P.CREATE_DURABLE_QUEUE}, TOPIC,
-    ),
-    Operation(
-        "share a durable subscription",
-        lambda session, name: session.consumer(f"topic:{name}", name=name, durable=True, shared=True).close(),
-        lambda context, name: context.shared_durable_consumer(Topic(name), name).close(),
-        {P.CONSUME, P.CREATE_DURABLE_QUEUE}, TOPIC,
-    ),
-    Operation(
-        "make a durable subscription and unsubscribe",
-        made_and_ended,
-        made_and_ended_in_python,
-        {P.CONSUME, P.CREATE_DURABLE_QUEUE, P.DELETE_DURABLE_QUEUE}, TOPIC,
-    ),
-    Operation(
-        "make a temporary queue",
-        lambda session, _: session.temporary_queue(),
-        lambda context, _: context.temporary_queue(),
-        TEMPORARY, None,
-    ),
-    Operation(
-        "make a temporary queue and consume from it",
-        lambda session, _: session.consumer(session.temporary_queue().address),
-        lambda context, _: context.consumer(context.temporary_queue()).close(),
-        {*TEMPORARY, P.CONSUME}, None,
-    ),
-    Operation(
-        "make a temporary topic",
-        lambda session, _: session.temporary_topic(),
-        lambda context, _: context.temporary_topic(),
-        {P.CREATE_ADDRESS, P.SEND}, None,
-    ),
-    Operation(
-        "send requests to `$management`, for XA transactions",
-        lambda session, _: session.producer("queue:$management"),
-        lambda context, _: context.producer(Queue("$management")).send("x"),
-        {P.MANAGE}, None,
-    ),
-]  # fmt: skip
-
-
-def cells() -> Iterator[tuple[Operation, bool]]:
-    for operation in OPERATIONS:
-        yield operation, True
-        if operation.new is not None:
-            yield operation, False
-
-
-CELLS = pytest.mark.parametrize(("operation", "exists"), list(cells()), ids=lambda each: getattr(each, "name", "exists" if each else "new"))
-
-
-def expected(operation: Operation, exists: bool) -> set[str]:
-    """Return the users that are refused."""
-    needs = operation.needs if exists else operation.needs | (operation.new or set())
-    return {NOTHING, *(permission.value for permission in needs)}
+def _cells() -> Iterator[object]:
+    for operation, exists in cells():
+        if operation.place == "dead letters" and not exists:
+            continue  # all users share the queue
+        quick = operation.name in REPRESENTATIVE and (not exists or operation.new is None)
+        name = f"{operation.name}, {'exists' if exists else 'new'}"
+        yield pytest.param(operation, exists, id=name, marks=() if quick else pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -182,78 +55,40 @@ def guarded(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture(scope="module")
-def java_connections(guarded: System, qpid_peer: QpidPeer) -> Iterator[dict[str, Connection]]:
-    """A connection of the Java client for each user: to log in takes longer than an operation."""
+def connected(guarded: System, qpid_peer: QpidPeer) -> Iterator[Callable[[str], Connection]]:
+    """Return the connection of the Java client of a user: to log in takes longer than an operation."""
+    connections: dict[str, Connection] = {}
     with ExitStack() as opened:
-        yield {
-            user: opened.enter_context(closing(qpid_peer.connect(guarded.url, user=user, password=user, client_id=f"java.{user}")))
-            for user in USERS
-        }
+
+        def of(user: str) -> Connection:
+            if user not in connections:
+                made = qpid_peer.connect(guarded.url, user=user, password=user, client_id=f"java.{user}")
+                connections[user] = opened.enter_context(closing(made))
+            return connections[user]
+
+        yield of
 
 
 @pytest.fixture(scope="module")
-def contexts(guarded: System) -> Iterator[dict[str, Context]]:
-    """A connection of the Python client for each user."""
-    with ExitStack() as opened:
-        yield {
-            user: opened.enter_context(closing(connect(guarded.url, user=user, password=user, client_id=f"python.{user}")))
-            for user in USERS
-        }
+def owner(guarded: System) -> Iterator[Context]:
+    """A client with all permissions, which makes destinations."""
+    with connect(guarded.url, user=ALL, password=ALL) as context:
+        yield context
 
 
-@contextmanager
-def there(context: Context, name: str) -> Iterator[None]:
-    """Make a queue and a topic."""
-    context.send(Queue(name), "x")
-    with closing(context.consumer(Topic(name))):
-        yield
-
-
-@CELLS
+@pytest.mark.parametrize(("operation", "exists"), list(_cells()))
 def test_java_client_may_do_what_the_table_says_and_nothing_else(
-    java_connections: dict[str, Connection], contexts: dict[str, Context], operation: Operation, exists: bool
+    connected: Callable[[str], Connection], owner: Context, operation: Operation, exists: bool
 ) -> None:
+    wanted = refused_users(operation, exists)
     refused: dict[str, str] = {}
-    for user, connection in java_connections.items():
-        name = f"java.{re.sub(r'[^a-z]', '-', operation.name)}.{user}.{exists}"
-        with (
-            there(contexts[ALL], name) if exists and operation.new is not None else nullcontext(),
-            closing(connection.session()) as session,
-        ):
+    for user in sorted(wanted | {ALL, NOTHING, Permission.VIEW}):  # VIEW stands for permissions that the operation does not need
+        with destination(operation, operation.name_for(user, exists), owner, exists) as name, closing(connected(user).session()) as session:
             try:
                 operation.java(session, name)
             except JmsError as error:
                 refused[user] = f"{error.name}: {error}"
-    assert set(refused) == expected(operation, exists)
-    assert [error for error in refused.values() if "JMSSecurity" not in error or "has no permission" not in error] == []
-
-
-@CELLS
-def test_python_client_may_do_what_the_table_says_and_nothing_else(
-    contexts: dict[str, Context], operation: Operation, exists: bool
-) -> None:
-    refused: dict[str, str] = {}
-    for user, context in contexts.items():
-        name = f"python.{re.sub(r'[^a-z]', '-', operation.name)}.{user}.{exists}"
-        with there(contexts[ALL], name) if exists and operation.new is not None else nullcontext():
-            try:
-                operation.python(context, name)
-            except BasculeError as error:
-                refused[user] = str(error)
-    assert set(refused) == expected(operation, exists)
-    assert [error for error in refused.values() if "has no permission" not in error] == []
-
-
-def words(permissions: set[Permission]) -> str:
-    return ", ".join(f"`{each.value}`" for each in Permission if each in permissions)
-
-
-def test_table_of_the_guide_is_that_of_the_operations() -> None:
-    rows = [
-        f"| {operation.name} | {words(operation.needs)} | {words(operation.new - operation.needs) if operation.new else ''} |".replace(
-            "|  |", "| |"
-        )
-        for operation in OPERATIONS
-    ]
-    found = re.findall(r"^\| [a-z].*\|$", GUIDE.read_text().partition("| to do this |")[2].partition("\n\n")[0], re.MULTILINE)
-    assert found == rows
+    assert set(refused) == wanted
+    assert [error for error in refused.values() if operation.refusal not in error] == []
+    if not operation.never:
+        assert [error for error in refused.values() if "JMSSecurity" not in error] == []

@@ -9,7 +9,7 @@ from sys import getsizeof
 from typing import Final, NamedTuple
 
 from bascule.broker.errors import ResourceLimit
-from bascule.broker.memory import ROUTE_BYTES, MemoryAccount
+from bascule.broker.memory import CLIENT_ID_BYTES, ROUTE_BYTES, MemoryAccount
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.subscription_names import owner_of
@@ -110,7 +110,7 @@ class AddressBook:
     _diverted: AddressIndex[str] = field(default_factory=AddressIndex)
     _replayable: AddressIndex[str] = field(default_factory=AddressIndex)
     routes_bytes: int = 0  # bytes of the routes that are kept
-    names_bytes: int = 0  # bytes of the names of queues
+    names_bytes: int = 0  # bytes of the names of queues, and of client ids with durable subscriptions
     version: int = 0  # changes with each change of a binding
     routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)  # the routes that are kept
     _selector_steps: Counter[str] = field(default_factory=Counter)  # by address; one sum for all addresses with wildcards
@@ -171,13 +171,17 @@ class AddressBook:
             counts.append(self.durable_subscriptions_of)
             client_id = owner_of(queue.name, queue.subscription)
             if client_id is not None:
-                counts.append(self.subscribers.setdefault(client_id, Counter()))
+                if client_id not in self.subscribers:
+                    self.subscribers[client_id] = Counter()
+                    self.names_bytes += CLIENT_ID_BYTES + getsizeof(client_id)
+                counts.append(self.subscribers[client_id])
         for count in counts:
             count[queue.user] += change
             if not count[queue.user]:
                 del count[queue.user]
         if client_id is not None and not self.subscribers[client_id]:
             del self.subscribers[client_id]
+            self.names_bytes -= CLIENT_ID_BYTES + getsizeof(client_id)
 
     def use(self, diverts: Diverts) -> None:
         """Use the diverts of the current configuration."""

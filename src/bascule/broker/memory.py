@@ -36,6 +36,8 @@ DUPLICATE_BYTES: Final = 160
 SELECTOR_CHAR_BYTES: Final = 150
 #: A queue or subscription without messages and names.
 QUEUE_BYTES: Final = 4096
+#: A client id that has durable subscriptions, besides its characters: a counter of its users. Measured: 230 bytes.
+CLIENT_ID_BYTES: Final = 320
 #: A duplicate window without ids.
 WINDOW_BYTES: Final = 1536
 #: An open transaction without messages.

@@ -76,6 +76,8 @@ def specificity(pattern: str) -> tuple[bool, bool, int, tuple[bool, ...]]:
     """Return the sort key of a pattern: a more specific pattern comes later.
 
     Of two patterns that are equal otherwise, the one with the earlier fixed word is more specific, whatever their order in the settings.
+    Two patterns that match the same address have equal keys only if both have ``#``. The later table in the settings then has precedence,
+    since tables are sorted by this key in a stable order.
 
     >>> specificity("*.eu") < specificity("orders.*")
     True

@@ -45,7 +45,7 @@ from bascule.embedded.process import PortInUse
 from bascule.server import admin_http, looks
 from bascule.server.actions import ACTIONS, CONTENT_ACTIONS
 from bascule.server.admin_access import METRICS_PATH, OPEN, AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, SecureHeaders
-from bascule.server.admin_app import AdminPage, CurrentApp, Page, not_routed, routes_of
+from bascule.server.admin_app import AdminPage, BoundedApp, CurrentApp, Page, not_routed, routes_of
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.admin_http import PEER_ENDED
 from bascule.server.audit import AuditTrail
@@ -385,7 +385,7 @@ class AdminServer:
         self._sockets = sockets
         self.access = access
         self._app = CurrentApp(lambda access: admin_app(broker, access, collectors, pipelines, reload), access)
-        self._server = _Server(admin_http.config(self._app, STOP_TIMEOUT_S), sockets, tls)
+        self._server = _Server(admin_http.config(BoundedApp(self._app, admin_http.CONNECTIONS_MAX), STOP_TIMEOUT_S), sockets, tls)
         self._task: asyncio.Task[None] | None = None
 
     def admit_by(self, access: AdminAccess) -> None:

@@ -8,6 +8,7 @@ import enum
 import hmac
 import ipaddress
 import math
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
@@ -24,6 +25,13 @@ from bascule.core.errors import InvalidInput
 from bascule.core.permissions import Permission, Unauthorized
 from bascule.server.audit import NO_AUDIT, AuditTrail
 
+PORT_MAX: Final = 65_535
+#: A name, or an IPv6 address in brackets, and an optional port (RFC 9110, section 7.2).
+_AUTHORITY: Final = re.compile(r"(?:\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[a-zA-Z0-9._-]+))(?::(?P<port>[0-9]{0,5}))?")
+#: Headers that say who sends a request, or which page has caused it.
+SINGLE_HEADERS: Final = frozenset(
+    {b"authorization", b"cookie", b"host", b"origin", b"sec-fetch-dest", b"sec-fetch-site", b"x-bascule-console", b"x-csrf-token"}
+)
 #: The page that a token of the role ``view`` reads also without TLS.
 METRICS_PATH: Final = "/metrics"
 
@@ -177,7 +185,7 @@ class AdminAccess:
                     return await self._of_provider(self.identify, given.strip(), host, peer)
                 principal = self._of_token(given.strip(), peer)
                 # Prometheus reads the metrics with a token that can do no more than this without TLS.
-                if not self.insecure and (principal.role is not AdminRole.VIEW or request.url.path != METRICS_PATH):
+                if not self.insecure and (principal.role is not AdminRole.VIEW or request.scope["path"] != METRICS_PATH):
                     _check_private(request, host, "a token of [admin]", ", or accept the risk with broker.allow_insecure = true")
                 return principal
             case "basic":
@@ -236,8 +244,8 @@ class AdminAccess:
         """
         authority = headers.get("host", "")
         name = host_of(authority)
-        if authority and not (_is_ip(name) or name in {"localhost", *(each.lower() for each in self.hosts)}):
-            raise ForeignHost(f"host {name!r:.100} is not a name of this server; add it to admin.hosts")
+        if authority and (name is None or not (_is_ip(name) or name in {"localhost", *(each.lower() for each in self.hosts)})):
+            raise ForeignHost(f"host {name or authority!r:.100} is not a name of this server; add it to admin.hosts")
         if any(origin.lower() != f"{scheme}://{authority.lower()}" for origin in headers.getlist("origin")):
             raise NotAdministrator("requests from web pages of other sites are not allowed")
         if linked and headers.getlist("sec-fetch-dest") == ["document"]:
@@ -262,11 +270,29 @@ def peer_of(scope: Scope) -> str:
     return f"{host}:{port}"
 
 
-def host_of(authority: str) -> str:
-    """Return the host in a Host header, in lower case, without brackets, port and the dot of the root."""
-    if authority.startswith("["):
-        return authority[1:].partition("]")[0].lower()
-    return authority.partition(":")[0].lower().removesuffix(".")
+def host_of(authority: str) -> str | None:
+    """Return the host in a Host header, in lower case, without brackets, port and the dot of the root; None if the header has another form.
+
+    A part that is not checked could change which host the header names: in ``[localhost].example``, for example.
+    """
+    match = _AUTHORITY.fullmatch(authority)
+    if match is None or int(match["port"] or 0) > PORT_MAX:
+        return None
+    if (address := match["address"]) is not None:
+        return address.lower() if ":" in address and _is_ip(address) else None
+    return match["name"].lower().removesuffix(".")
+
+
+def check_once(headers: Headers) -> None:
+    """Check that a request has each header that decides who sends it at most once. Raises InvalidInput.
+
+    A proxy in front of the server may have looked at another of two headers than the server.
+    """
+    names = [name for name, _ in headers.raw if name in SINGLE_HEADERS]
+    for name in set(names):
+        names.remove(name)
+    if names:
+        raise InvalidInput(f"the request has several headers {names[0].decode()}; send one")
 
 
 def _is_ip(host: str) -> bool:
@@ -319,6 +345,7 @@ class SecureHeaders:
 
         app = self._app
         try:
+            check_once(given)
             linked = scope["path"] in LINKED_PATHS and scope["method"] == "GET"
             self._access.check_origin(given, scope.get("scheme", "http"), linked=linked)
         except InvalidInput as error:

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bascule.server.admin_access import AdminAccess, AdminRole
+from bascule.server.admin_access import SECURITY_HEADERS, AdminAccess, AdminRole
 
 Page = Callable[[Request], Awaitable[Response]]
 
@@ -35,12 +35,12 @@ def routes_of(pages: Iterable[AdminPage], guarded: Callable[[AdminPage], Page]) 
     by_path: dict[str, dict[str, Page]] = {}
     for page in pages:
         by_path.setdefault(page.path, {})[page.method] = guarded(page)
-    return [Route(path, partial(_by_method, path, answers), methods=list(answers)) for path, answers in by_path.items()]
+    return [Route(path, partial(_by_method, answers), methods=list(answers)) for path, answers in by_path.items()]
 
 
-async def _by_method(path: str, answers: dict[str, Page], request: Request) -> Response:
-    if not request.path_params and request.scope["path"] != path:
-        raise HTTPException(404)  # with a line break at its end, which the pattern of a route ignores
+async def _by_method(answers: dict[str, Page], request: Request) -> Response:
+    if request.scope["path"].endswith("\n"):
+        raise HTTPException(404)  # the pattern of a route ignores a line break at the end
     return await answers["GET" if request.method == "HEAD" else request.method](request)
 
 
@@ -67,3 +67,24 @@ class CurrentApp:
     def admit_by(self, access: AdminAccess) -> None:
         """Admit requests by other settings from now on. The sessions of the console end; requests that are being answered go on."""
         self._app = self._make(access)
+
+
+class BoundedApp:
+    """An application that answers a limited number of requests at once, those of peers that have gone included."""
+
+    def __init__(self, app: ASGIApp, at_most: int) -> None:
+        self._app = app
+        self._at_most = at_most
+        self._answering = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if self._answering >= self._at_most:
+            error = {"error": f"the server is answering {self._at_most} requests; send the request again later"}
+            await JSONResponse(error, 503, SECURITY_HEADERS)(scope, receive, send)
+            return
+        self._answering += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._answering -= 1

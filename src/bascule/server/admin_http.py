@@ -7,6 +7,7 @@ turn of the event loop.
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -15,7 +16,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from bascule.server.admin_access import CERTIFIED
+from bascule.server.admin_access import CERTIFIED, SECURITY_HEADERS
 from bascule.server.handshakes import Handshake, HandshakeLimits
 from bascule.server.listener_tls import tls_peer
 
@@ -37,6 +38,12 @@ PIECE_BYTES: Final = 4 << 10
 PEER_ENDED: Final = "peer_ended"
 #: Key of a function in the state of a request that aborts its connection.
 ABORT: Final = "abort"
+
+#: The answer to data that is not HTTP.
+_NOT_HTTP: Final = json.dumps({"error": "the request is not valid HTTP, or its head is too long"}).encode()
+_NOT_HTTP_HEADERS: Final = {
+    "content-type": "application/json", "content-length": str(len(_NOT_HTTP)), "connection": "close", **SECURITY_HEADERS,
+}  # fmt: skip
 
 LIMITS: Final = HandshakeLimits(WAITING_MAX, WAITING_PER_ADDRESS_MAX, REQUEST_TIMEOUT_S)
 
@@ -114,13 +121,18 @@ class AdminConnection(H11Protocol):
             self._handshake.end()
             self._stop_waiting()
 
-    def send_400_response(self, msg: str) -> None:
-        """Refuse data that is not HTTP. If the body of a request is invalid, its page sends no further answer."""
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002
+        """Refuse data that is not HTTP, with an answer like every other. If the body of a request is invalid, its page sends no answer."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
-        super().send_400_response(msg)
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:  # no answer has begun
+            head = h11.Response(status_code=400, headers=list(_NOT_HTTP_HEADERS.items()), reason=b"Bad Request")
+            with suppress(h11.LocalProtocolError):  # an answer to HEAD has no body
+                for event in (head, h11.Data(data=_NOT_HTTP), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the end of the peer if this request was refused before it was complete."""
@@ -179,7 +191,7 @@ def config(app: Any, stop_timeout_s: int) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # permissions depend on the peer, so only the socket's address is trusted
-        limit_concurrency=CONNECTIONS_MAX,
+        limit_concurrency=None,  # its answer would be plain text; see BoundedApp
         timeout_keep_alive=KEEP_ALIVE_S,
         h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
         timeout_graceful_shutdown=stop_timeout_s,

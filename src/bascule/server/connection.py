@@ -21,11 +21,12 @@ from bascule.core.errors import BasculeError, Scope, check_answerable
 from bascule.core.log import get_log
 from bascule.server.attach import attach, detached
 from bascule.server.client import Client
+from bascule.server.containers import ContainerHolder
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.handshakes import Handshake
 from bascule.server.links import WRITE_BUFFER_BYTES, ConsumerLink
 from bascule.server.listener_tls import tls_peer
-from bascule.server.open_properties import open_properties
+from bascule.server.open_properties import CAPABILITIES, SOLE_CONNECTION, open_properties
 from bascule.server.ownership import check_sole_connection
 from bascule.server.pieces import OPENING_PIECE_BYTES
 from bascule.server.tokens import TOKEN_EXPIRED
@@ -42,7 +43,6 @@ log = get_log(__name__)
 UNREAD_ANSWERS_BYTES = 1 << 20
 #: Enum member of the hot path as a global: an attribute lookup on the class costs as much as a call.
 _ENDED = ConnectionState.ENDED
-CAPABILITIES = ("sole-connection-for-container", "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
 #: Time for one client in a turn of the event loop, besides the last piece: a client may send 256 KiB of attaches.
 TURN_S = 0.01
 #: Longest interval between checks of heartbeats and idle time.
@@ -84,9 +84,8 @@ class ClientConnection(asyncio.Protocol):
         server = self.server
         self.sasl = server.sasl(tls_peer(transport), self.peer)
         self.amqp = Connection(
-            Role.SERVER, container_id=server.container_id, sasl=self.sasl,
-            idle_timeout_s=server.idle_timeout_s, require_sasl=True, started_s=self._handshake.begun_s, limits=server.amqp_limits,
-            in_steps=True,
+            Role.SERVER, container_id=server.container_id, sasl=self.sasl, idle_timeout_s=server.idle_timeout_s, require_sasl=True,
+            started_s=self._handshake.begun_s, limits=server.amqp_limits, in_steps=True,
         )  # fmt: skip
         self.amqp.context, self.amqp.partials = self, server.partials
         server.connections[self] = None
@@ -309,7 +308,7 @@ class ClientConnection(asyncio.Protocol):
         if self._tick is not None:
             self._tick.cancel()
         self.server.connections.pop(self, None)
-        self.server.container_ids.lost(self, self.client.container)
+        self.server.container_ids.lost(self)
         self.server.output.forget(self)
         self.client.release(failed=not self.amqp.closed)
         self.server.client_turns.in_slices(self._end_sessions(), self.server.dispatch)
@@ -356,6 +355,7 @@ class ClientConnection(asyncio.Protocol):
         if error is not None:
             self.client.interrupted()
         self.client.ended = True
+        self.server.container_ids.lost(self)  # the client may take long to answer
         self.amqp.close(error)
         self.client.release()
         self.send_output()
@@ -401,12 +401,13 @@ class ClientConnection(asyncio.Protocol):
         client.container = event.open.container_id
         client.logged_in(self.sasl)
         properties = open_properties(self.server.failover)
-        taken = self.server.container_ids.opened(self, client.container)
+        holder = ContainerHolder(client.user, SOLE_CONNECTION in event.open.desired_capabilities)
+        others = self.server.container_ids.opened(self, client.container, holder)
         try:
             if self.server.reason:
                 raise AmqpError(CONNECTION_FORCED, self.server.reason)
-            if "sole-connection-for-container" in event.open.desired_capabilities:
-                check_sole_connection(client, self.server.engine, taken=taken)
+            if holder.sole:
+                check_sole_connection(client, self.server.engine, others)
             usage = self._usage = self.server.usage.connect(client.user, self._handshake.address, self.sasl.token_roles)
         except (AmqpError, ResourceLimit) as error:
             log.debug("connection refused", peer=self.peer, container=client.container, reason=error)
@@ -420,6 +421,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, properties: dict[Any, Any], error: AmqpError) -> None:
         """Open and close the connection. A client that knows the property reports no connection in between (Qpid JMS)."""
+        self.server.container_ids.lost(self)  # the client may take long to answer
         self.client.refused(error)
         properties[Symbol("amqp:connection-establishment-failed")] = True
         self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
@@ -483,8 +485,7 @@ def _next_turn() -> None:
     """Do nothing: the event is handled, and the events behind it wait for the next turn."""
 
 
-#: Handlers of all events except messages and outcomes. Each handler returns None, or what to call in the next turn if its event, and those
-#: behind it, must wait.
+#: Handlers of all events except messages and outcomes. Each returns None, or what to call in the next turn if its event must wait.
 HANDLERS: dict[type, Callable[[ClientConnection, Any], Retry | None]] = {
     events.Opened: ClientConnection._opened,
     events.SessionBegun: ClientConnection._begun,

@@ -136,16 +136,17 @@ def session_of(sessions: ConsoleSessions, request: Request) -> ConsoleSession:
 
 
 def _secret_of(request: Request) -> str:
-    """Return the secret in the cookie of a request, "" if there is none.
+    """Return the secret in the cookie of a request, "" if there is none or if there are two.
+
+    A browser sends a cookie of the same name that another server of the host has set for a path, or another host for its domain, besides
+    that of this server, and does not say which is which.
 
     The secrets need no unquoting, for which Python before 3.11.10 and 3.12.6 takes a second if a header has thousands of backslashes.
     """
-    wanted, secret = _cookie(request), ""
-    for pair in request.headers.get("cookie", "").split(";"):
-        name, _, value = pair.partition("=")
-        if name.strip() == wanted:
-            secret = value.strip()
-    return secret
+    wanted = _cookie(request)
+    pairs = (pair.partition("=") for pair in request.headers.get("cookie", "").split(";"))
+    secrets_found = [value.strip() for name, _, value in pairs if name.strip() == wanted]
+    return secrets_found[0] if len(secrets_found) == 1 else ""
 
 
 def _cookie(request: Request) -> str:

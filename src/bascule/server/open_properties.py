@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import bascule
 from bascule.amqp.types import Symbol
+
+#: The capability with which a client asks to be the only one with its container id. JMS clients do.
+SOLE_CONNECTION: Final = "sole-connection-for-container"
+CAPABILITIES: Final = (SOLE_CONNECTION, "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
 
 
 def open_properties(failover: Iterable[Mapping[str, Any]]) -> dict[Any, Any]:

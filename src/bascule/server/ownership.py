@@ -6,6 +6,7 @@ use a fixed container id, such as the name of their host, whatever their user.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from bascule.amqp.errors import INVALID_FIELD, UNAUTHORIZED_ACCESS, AmqpError
@@ -16,23 +17,25 @@ if TYPE_CHECKING:
     from bascule.broker.engine import Engine
     from bascule.broker.queue import BrokerQueue
     from bascule.server.client import Client
+    from bascule.server.containers import ContainerHolder
 
 
-def check_sole_connection(client: Client, engine: Engine, *, taken: bool) -> None:
+def check_sole_connection(client: Client, engine: Engine, holders: Iterable[ContainerHolder]) -> None:
     """Check that a client may be the sole connection of its client id. Raises AmqpError.
 
-    ``taken``: another open connection has the id. JMS clients ask for a sole connection.
+    ``holders`` have the id by other open connections. JMS clients ask for a sole connection. Connections that have not asked for it, of
+    users to whom the id does not belong, do not keep its owner out.
     """
-    if taken:
+    if any(holder.sole or _has_client_id(client, engine, holder.user) for holder in holders):
         info = {Symbol("invalid-field"): Symbol("container-id")}
         raise AmqpError(INVALID_FIELD, f"client id {client.container!r} is already connected", info)
-    if not _has_client_id(client, engine) and not _recovers(client):
+    if not _has_client_id(client, engine, client.user) and not _recovers(client):
         raise AmqpError(UNAUTHORIZED_ACCESS, _refusal(client))  # the refused login is in the audit
 
 
 def check_client_id(client: Client) -> None:
     """Check that the client's user may make a durable subscription with its client id. Raises AmqpError."""
-    if not _has_client_id(client, client.engine):
+    if not _has_client_id(client, client.engine, client.user):
         raise _refused(client, client.container, _refusal(client))
 
 
@@ -56,15 +59,15 @@ def _recovers(client: Client) -> bool:
     return True
 
 
-def _has_client_id(client: Client, engine: Engine) -> bool:
-    """Return whether the client's user may use the client id: it has no owner, or the user owns it.
+def _has_client_id(client: Client, engine: Engine, user: str) -> bool:
+    """Return whether a user may use the client's id: it has no owner, or the user owns it.
 
     A durable subscription that was made without a user opens its client id to all users.
     """
     users = engine.addresses.subscribers.get(client.container)
-    if not users or client.user in users or "" in users:
+    if not users or user in users or "" in users:
         return True
-    return client.permissions.owns(client.user, next(iter(users)))  # without permissions, everything belongs to everybody
+    return client.permissions.owns(user, next(iter(users)))  # without permissions, everything belongs to everybody
 
 
 def _refusal(client: Client) -> str:

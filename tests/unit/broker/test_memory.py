@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from sys import getsizeof
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from bascule.broker.memory import BLOCK_AT, FREE_AT, MemoryAccount, MemoryPart
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.schedule import CANCELLED_MAX
+from bascule.broker.subscription_names import subscription_queue
 from bascule.core.caches import forget_peers
+from bascule.core.destination import Routing
 from bascule.core.errors import TransactionRolledBack
 from bascule.core.xid import Xid
 from bascule.jms.selector import compile_selector
@@ -391,6 +394,22 @@ def test_memory_account_counts_queue_names(bench: Bench) -> None:
         before = parts(bench)[MemoryPart.QUEUES]
         queues.append(create())
         assert parts(bench)[MemoryPart.QUEUES] - before >= memory.QUEUE_BYTES + 4 * len(queues[-1].name)
+    for queue in queues:
+        bench.engine.delete_queue(queue)
+    assert bench.engine.addresses.names_bytes == 0
+
+
+def test_memory_account_counts_each_client_id_with_durable_subscriptions_once(bench: Bench) -> None:
+    client = "\N{GRINNING FACE}" * 1_000
+    before = bench.engine.addresses.names_bytes
+    queues, grown = [], []
+    for name in ("one", "two"):
+        queue_name = subscription_queue(client, name, durable=True)
+        queues.append(bench.engine.create_queue(queue_name, "news", Routing.MULTICAST, subscription=name, user="ann"))
+        names = sum(map(getsizeof, {queue_name, "news", name}))
+        grown.append(bench.engine.addresses.names_bytes - before - names)
+        before = bench.engine.addresses.names_bytes
+    assert grown == [memory.CLIENT_ID_BYTES + getsizeof(client), 0]
     for queue in queues:
         bench.engine.delete_queue(queue)
     assert bench.engine.addresses.names_bytes == 0

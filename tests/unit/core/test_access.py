@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bascule.broker.policy import Policy
 from bascule.core.access import ANY_ROLE, PATTERN_WORDS_MAX, AccessRule, AccessRules
 from bascule.core.permissions import AllowAll, Permission, Unauthorized
 from bascule.core.roles import UserRoles
@@ -62,6 +63,18 @@ def test_of_equally_specific_rules_the_one_with_the_earlier_fixed_word_decides_i
         True, first, f"[[permission]] {first!r} gives 'send' to sales; user 'ann' has sales"
     )  # fmt: skip
     assert not access.decide("bob", P.SEND, address).allowed
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "address"),
+    [("#.a.#", "#.b.#", "x.a.b"), ("#.a.#", "#.b.#", "x.b.y.a"), ("x.#.a.#", "x.#.b.#", "x.b.a"), ("#.*", "*.#", "a.b")],
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_equal_patterns_with_many_words_the_later_rule_decides(first: str, second: str, address: str, swapped: bool) -> None:
+    matches = [second, first] if swapped else [first, second]
+    assert AccessRules([AccessRule(match, {}) for match in matches], UserRoles({})).decide("ann", P.SEND, address).rule == matches[-1]
+    policy = Policy(rules=tuple((match, {"deliveries_max": number}) for number, match in enumerate(matches)))
+    assert policy.of(address).deliveries_max == 1
 
 
 def test_address_that_no_rule_matches_is_denied_to_everybody() -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import logging
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError
+from confluent_kafka.admin import AdminClient
 
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import NotStarted, free_port
-from bascule.embedded.protection import PASSWORD_FILE, Protection
+from bascule.embedded.protection import PASSWORD_FILE, Protection, client_login
 from bascule.kafka.acls import NotProtected, own_names
+from tests.support.client import SOON_S
+from tests.support.false_kafka import FalseKafka
 
 
 def protection(directory: Path) -> Protection:
@@ -48,3 +56,21 @@ def test_two_starts_of_kafka_have_different_passwords_of_the_node(tmp_path: Path
     first, second = protection(tmp_path), protection(tmp_path)
     assert first.properties() != second.properties()
     assert first._node_password not in repr(first)
+
+
+@pytest.mark.parametrize("mechanisms", [["SCRAM-SHA-256"], ["PLAIN"], []])
+def test_false_kafka_on_the_port_gets_no_password(tmp_path: Path, mechanisms: list[str]) -> None:
+    """The client proves that it knows the password, whatever Kafka asks for, and believes no Kafka that does not prove the same."""
+    password = protection(tmp_path)._password()
+    told: list[KafkaError] = []
+    with FalseKafka(*mechanisms) as kafka:
+        settings = {**client_login(tmp_path), "sasl.password": password, "bootstrap.servers": kafka.address}
+        client = AdminClient({**settings, "error_cb": told.append}, logger=logging.getLogger("false kafka"))
+        deadline_s = time.monotonic() + SOON_S
+        while not any(error.code() == KafkaError._AUTHENTICATION for error in told):
+            client.poll(0.1)
+            assert time.monotonic() < deadline_s, told
+        said = b"\n".join(kafka.said)
+    assert kafka.proofs
+    for secret in (password.encode(), base64.b64encode(password.encode()), hashlib.sha256(password.encode()).digest()):
+        assert secret not in said

@@ -55,7 +55,7 @@ class Broker:
         given: dict[str, Any] = {
             "kafka": {"bootstrap_servers": "memory"},
             "broker": {"port": 0, "session_timeout_s": 6, **sections.pop("broker", {})},
-            "admin": {"port": 0},
+            "admin": {"port": 0, **sections.pop("admin", {})},
             "journal": {"prefix": PREFIX, "retention_s": 0, **sections.pop("journal", {})},
             "embedded": {"data_dir": directory},
         }

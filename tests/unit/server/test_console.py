@@ -66,13 +66,22 @@ def logged_in(port: int, credentials: str) -> tuple[dict[str, str], dict[str, An
     return {"cookie": cookie_of(answered)}, json.loads(text)
 
 
+@pytest.mark.parametrize("second", ["{0}=x; {0}={1}", "{0}={1}; {0}=x", "{0}={1};{0}={1}", "{0}=;{0}={1}"])
+def test_second_cookie_of_the_same_name_leaves_no_session(second: str) -> None:
+    """Another server of the host, or another host of the domain, may have set it."""
+    sessions, _, _ = sessions_of()
+    _, secret = sessions.open(ANN)
+    assert sessions.session(request_with("", cookie=f"{COOKIE}={secret}")) is not None
+    assert sessions.session(request_with("", cookie=second.format(COOKIE, secret))) is None
+
+
 def test_cookie_of_thousands_of_backslashes_takes_little_time() -> None:
     sessions, _, _ = sessions_of()
     _, secret = sessions.open(ANN)
     for header in (f'{COOKIE}="' + "\\" * 16_000 + '"', f"{COOKIE}={'=;' * 8_000}"):
         request = request_with("", cookie=header)
         assert processor_s(lambda request=request: sessions.session(request)) < COST_S_MAX  # type: ignore[misc]
-    assert sessions.session(request_with(secret, cookie=f"other=1; {COOKIE}=x;{COOKIE} = {secret} ; a")) is not None
+    assert sessions.session(request_with(secret, cookie=f"other=1;{COOKIE} = {secret} ; a")) is not None
     assert sessions.session(request_with(secret, cookie=f"x{COOKIE}={secret}")) is None
 
 

@@ -23,14 +23,19 @@ FAILED = Symbol("amqp:connection-establishment-failed")
 class Opening(Client):
     """A client that has sent only its open."""
 
-    def __init__(self, served: Served, container: str = "client", *wanted: str) -> None:
+    def __init__(self, served: Served, container: str = "client", *wanted: str, listens: bool = True) -> None:
+        """Open a connection. Without ``listens``, the client does not read the answer to its open."""
         self.served, self.wire, self.events = served, Wire(), []
         self.connection = served.connection()
         wire: Any = self.wire
         self.connection.connection_made(wire)
         self.amqp = Connection(Role.CLIENT, container_id=container, sasl=SaslClient([AnonymousClient()]))
         self.amqp.open(desired_capabilities=wanted)
-        self.run()
+        while not self.connection.client.container and container:
+            self.listen()
+            self.say()
+        if listens:
+            self.run()
 
     @property
     def offered(self) -> list[str]:
@@ -77,6 +82,21 @@ async def test_client_id_may_be_connected_twice_without_the_sole_connection_capa
     served = Served()
     clients = [Opening(served, "shop", SOLE_CONNECTION), Opening(served, "shop"), Opening(served, "other", SOLE_CONNECTION)]
     assert [client.refusal for client in clients] == [None] * 3
+
+
+@run_async
+async def test_refused_and_closed_connections_hold_no_client_id_while_the_client_does_not_answer() -> None:
+    served = Served()
+    first = Opening(served, "shop", SOLE_CONNECTION)
+    refused = Opening(served, "shop", SOLE_CONNECTION, listens=False)
+    assert not refused.connection.amqp.closed
+    first.connection.close(AmqpError(CONNECTION_FORCED, "closed by an administrator"))
+    assert not first.connection.amqp.closed
+    second = Opening(served, "shop", SOLE_CONNECTION)
+    assert second.refusal is None
+    for client in (first, refused):
+        client.connection.connection_lost(None)
+    assert Opening(served, "shop", SOLE_CONNECTION).refusal is not None
 
 
 @run_async

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bascule.amqp.errors import UNAUTHORIZED_ACCESS
+from bascule.amqp.errors import INVALID_FIELD, UNAUTHORIZED_ACCESS
 from bascule.amqp.events import Detached
 from bascule.amqp.performatives import Target
 from bascule.amqp.sasl import AnonymousServer, SaslServer
@@ -136,6 +136,32 @@ async def test_client_id_is_free_for_another_user_once_its_last_subscription_is_
     subscribe(other, "own2")
     assert len(refusals(other)) == 1
     assert list(served.engine.addresses.subscriptions) == ["shop.own2"]
+
+
+@pytest.mark.parametrize(("user", "in_use"), [("ann", True), ("bob", False), ("rex", False)])
+@run_async
+async def test_connection_that_has_not_asked_to_be_the_only_one_keeps_the_owner_out_only_if_it_is_the_owners(
+    user: str, in_use: bool
+) -> None:
+    served = Guarded()
+    served.client(user)
+    served.user = "ann"
+    opening = Opening(served, "shop", SOLE_CONNECTION)
+    assert (opening.refusal is not None and opening.refusal.condition == INVALID_FIELD) is in_use
+
+
+@run_async
+async def test_sole_connection_of_a_recovery_manager_and_any_connection_with_an_id_without_an_owner_keep_others_out() -> None:
+    served = Guarded()
+    served.user = "rex"
+    assert Opening(served, "shop", SOLE_CONNECTION).refusal is None
+    served.user = "bob"
+    Opening(served, "till")
+    served.user = "ann"
+    for container in ("shop", "till"):
+        opening = Opening(served, container, SOLE_CONNECTION)
+        assert opening.refusal is not None
+        assert opening.refusal.condition == INVALID_FIELD
 
 
 def connected(broker: Broker, user: str) -> Context:

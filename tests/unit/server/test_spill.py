@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -186,4 +187,22 @@ def test_index_of_spill_segment_stays_small_for_small_bodies(tmp_path: Path) -> 
     list(files.compaction())
     assert sum(len(segment.owners) for segment in files._segments.values()) < 3 * (1 << 20) // spill.SEGMENTS_MIN // spill.ENTRY_BYTES + 3
     assert last.whole()
+    files.close()
+
+
+def test_spill_files_have_bodies_as_clients_sent_them_and_are_for_their_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing encrypts messages on the disk: whoever reads files of this account reads messages."""
+    monkeypatch.setattr(spill, "WRITE_BYTES", 1)
+    umask = os.umask(0)
+    try:
+        files = SpillFiles(tmp_path / "bodies")
+        kept = Kept(files, b"the body of a message" * 100)
+        Kept(files, b"another")  # bodies are written before the next one
+    finally:
+        os.umask(umask)
+    found = list((tmp_path / "bodies").iterdir())
+    assert kept.body in b"".join(file.read_bytes() for file in found)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in found} == {0o600}
     files.close()
