@@ -278,6 +278,7 @@ LIMITS: Final = {
         Limit("broker.memory", "SELECTORS_SHARE", "selectors", f"{REFUSES_LINK}{RESOURCE}", "%"),
         Limit("broker.memory", "CACHES_SHARE", "caches", "empties them", "%"),
         Limit("broker.memory", "IN_FLIGHT_SHARE", "journal records in flight", "reads no more from clients", "%"),
+        Limit("broker.memory", "ACTIONS_SHARE", "answers that wait for the journal", "reads nothing more from clients", "%"),
         Limit("server.memory", "PARTIAL_SHARE", "incomplete messages", f"{DETACHES}{RESOURCE}, the slowest first", "%"),
         Limit("server.memory", "BUFFERS_SHARE", "unread output of clients", "closes connections that have read nothing for 10 s", "%"),
     ),

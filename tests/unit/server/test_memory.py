@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bascule.amqp.events import AttachConfirmed
+from bascule.amqp.events import AttachConfirmed, Dispositioned
 from bascule.amqp.frames import frame_head
 from bascule.amqp.limits import ConnectionLimits
-from bascule.amqp.performatives import Source, Target, Transfer
+from bascule.amqp.performatives import Coordinator, Declare, Declared, Discharge, Source, Target, Transfer
+from bascule.amqp.transactions import encode_control
 from bascule.amqp.types import Symbol
-from bascule.broker.memory import MEASURED_AT_ONCE, MemoryPart
+from bascule.broker.memory import ACTION_BYTES, MEASURED_AT_ONCE, MemoryPart
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.core import caches
@@ -24,6 +25,7 @@ from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.server import memory
 from bascule.server.client_links import ATTACH_MEMORY, ATTACHES_BYTES_MAX, ATTACHES_SHORT_BYTES_MAX
 from bascule.server.connection import WRITE_BUFFER_BYTES
+from bascule.server.epoch import is_congested
 from bascule.server.memory import UNREAD_S, MemoryWatch
 from bascule.server.spill import SpillFiles
 from bascule.testing.broker import BrokerInMemory, message_bytes
@@ -378,3 +380,33 @@ async def test_large_bodies_are_spilled_in_short_turns(tmp_path: Path) -> None:
     assert engine.bodies.read(message) == body
     served.watch.stop()
     files.close()
+
+
+@run_async
+async def test_commits_of_empty_transactions_that_wait_for_the_journal_are_counted_and_not_read_without_limit(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    client = Client(served)
+    coordinator = client.session.attach_sender("tx", Source(), Coordinator())
+    served.settle(client)
+    served.engine.create_queue("other", "other", Routing.ANYCAST)  # its record is not stored yet
+    rounds = 0
+    while client.wire.reading and rounds < 100:
+        rounds += 1
+        for _ in range(100):
+            coordinator.send(encode_control(Declare()))
+        client.events.clear()
+        client.run()
+        states = [event.state for event in client.events_of(Dispositioned)]
+        for declared in states:
+            assert isinstance(declared, Declared)
+            coordinator.send(encode_control(Discharge(declared.txn_id, False)))
+        served.congested = is_congested(served.engine)
+        client.run()
+    assert rounds * 100 <= served.engine.memory.actions_max + 100
+    assert not client.wire.reading
+    served.measure()
+    assert served.engine.memory.parts()[MemoryPart.JOURNAL] >= served.engine.journaling.actions * ACTION_BYTES > 0
+    client.events.clear()
+    served.settle(client)
+    assert served.engine.journaling.actions == 0
+    assert not is_congested(served.engine)
