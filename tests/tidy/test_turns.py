@@ -83,6 +83,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "the connections of standbys: PENDING_MAX and STANDBYS_MAX": ("server/standbys.py StandbyListener.dismiss",),
     "one snapshot waits at a time": ("broker/journaling.py Journaling._look_between",),
+    "few records are in flight": ("broker/journaling.py Journaling.actions",),
     "the acknowledgements and entries of one record: RECORD_BYTES_MAX": (
         "broker/journaling.py AtomicEntries._take_back", "broker/journaling.py Journaling.flush",
     ),
@@ -117,7 +118,8 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "the queues of a range: DELIVERIES_PER_PIECE for each piece of it": ("broker/returns.py RangeReturn.end",),
     "ROUND_MESSAGES_MAX": ("broker/rounds.py Rounds._all_stored",),
     "pipelines, partitions, topics and limits of the owner's configuration": (
-        "server/flow.py FlowPage._flow", "server/pipeline_offsets.py OffsetPages.show", "server/pipelines.py PipelinePages.names",
+        "server/flow.py FlowPage._flow", "server/pipeline_offsets.py OffsetPages.show", "server/pipelines.py PipelinePages.known",
+        "server/pipelines.py PipelinePages.names",
         "server/policies.py user_limits_of",
         "broker/housekeeping.py HousekeepingProtocol.retention_holds", "server/ingress.py _Effects.first_seen",
         "server/topics.py TopicWatch._run",

@@ -91,6 +91,7 @@ class Connection:
         self.buffer = frames.FrameBuffer()
         self.needed_bytes = frames.PROTOCOL_HEADER_SIZE
         self.steps_left = 0  # of the current piece of input
+        self.performative_bytes = 0  # of the last performative from the general decoder
         self._pre_open_bytes = 0
         self._deadlines = Deadlines(self.limits, idle_timeout_s, started_s)
         if role is Role.CLIENT:
@@ -313,6 +314,7 @@ class Connection:
 
     def _take_performative(self, body: bytes, channel: int) -> None:
         performative, payload = decode_composite(body, size_bytes_max=PERFORMATIVE_SIZE_BYTES_MAX)
+        self.performative_bytes = payload
         handler = _HANDLERS.get(type(performative))
         if handler is None:
             raise ConnectionFault(NOT_ALLOWED, f"{performative.SYMBOL} is not a frame body")

@@ -69,6 +69,7 @@ class Link:
         self.state = LinkState.UNATTACHED
         self.context: Any = None
         self.remote = Attach()
+        self.attach_bytes = 0  # of the peer's attach, as it was received
         self.local: Attach | None = None
         self.credit = 0
         self.delivery_count = 0
@@ -176,7 +177,7 @@ class Link:
 
     def on_attach(self, attach: Attach) -> None:
         """Handle the peer's attach, which opens the link or answers ours."""
-        self.remote, self.remote_handle = attach, attach.handle
+        self.remote, self.remote_handle, self.attach_bytes = attach, attach.handle, self.session.connection.performative_bytes
         self._move(LinkInput.RECV_ATTACH)
 
     def on_detach(self, detach: Detach) -> None:

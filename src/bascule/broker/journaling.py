@@ -320,6 +320,11 @@ class Journaling:
             self.errors.run(ErrorKind.ANSWER, answer, token)
 
     @property
+    def actions(self) -> int:
+        """Return the number of actions and answers that wait for records to be stored."""
+        return len(self.batch.actions) + sum(len(batch.actions) for batch in self.in_flight)
+
+    @property
     def defers(self) -> bool:
         """Return True if there are decisions that are not stored, so that ``then`` and ``tell`` do not call their action at once."""
         batch = self.batch

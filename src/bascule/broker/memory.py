@@ -34,6 +34,8 @@ UNSETTLED_BYTES: Final = 400
 DUPLICATE_BYTES: Final = 160
 #: A compiled selector, for each character of its text.
 SELECTOR_CHAR_BYTES: Final = 150
+#: An answer, or another action, that waits until a record is stored.
+ACTION_BYTES: Final = 600
 #: A queue or subscription without messages and names.
 QUEUE_BYTES: Final = 4096
 #: A client id that has durable subscriptions, besides its characters: a counter of its users. Measured: 230 bytes.
@@ -60,6 +62,7 @@ BRANCHES_SHARE: Final = 0.25
 SELECTORS_SHARE: Final = 0.125
 CACHES_SHARE: Final = 0.0625  # above this share caches are emptied
 IN_FLIGHT_SHARE: Final = 0.0625  # of records in flight to the journal: above this share nothing is read from clients
+ACTIONS_SHARE: Final = 0.125  # of answers that wait for records: above this share nothing is read from clients
 #: Producers that get credit again at once. Each gets a flow frame, and one turn of the loop must stay short.
 FREED_AT_ONCE = 500
 
@@ -94,7 +97,7 @@ class MemoryAccount:
     """
 
     __slots__ = (
-        "_measured", "_measured_bytes", "_waiting", "block_at_bytes", "blocked", "bodies_bytes", "bodies_max_bytes",
+        "_measured", "_measured_bytes", "_waiting", "actions_max", "block_at_bytes", "blocked", "bodies_bytes", "bodies_max_bytes",
         "branches_max_bytes", "credit_max", "entries", "free_at_bytes", "in_flight_max_bytes", "ingress_bytes",
         "limit_bytes", "loaded_bodies_max_bytes", "messages", "on_change", "plans_bytes", "producers", "run", "selector_chars",
         "selector_chars_max", "shortage", "transactions_bytes", "transactions_max_bytes", "unsettled",
@@ -129,6 +132,8 @@ class MemoryAccount:
         self.transactions_max_bytes = int(TRANSACTIONS_SHARE * limit_bytes)
         self.branches_max_bytes = int(BRANCHES_SHARE * limit_bytes)
         self.in_flight_max_bytes = int(IN_FLIGHT_SHARE * limit_bytes)
+        #: Actions that wait for records. Requests without content, such as commits of empty transactions, add nothing but these.
+        self.actions_max = int(ACTIONS_SHARE * limit_bytes) // ACTION_BYTES
         #: Messages for which all producers together may have credit. They still fit if they arrive after producers are blocked.
         self.credit_max = (limit_bytes - self.block_at_bytes) // (MESSAGE_BYTES + UNSETTLED_BYTES)
         self.selector_chars_max = int(SELECTORS_SHARE * limit_bytes) // SELECTOR_CHAR_BYTES
@@ -243,7 +248,8 @@ def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:
         digests += sum([len(window.digests) for window in found])
         yield len(found)
     parts |= {
-        MemoryPart.JOURNAL: IN_FLIGHT_COPIES * (journaling.in_flight_bytes + journaling.batch.size_bytes),
+        MemoryPart.JOURNAL: IN_FLIGHT_COPIES * (journaling.in_flight_bytes + journaling.batch.size_bytes)
+        + ACTION_BYTES * journaling.actions,
         MemoryPart.DUPLICATES: digests * DUPLICATE_BYTES + len(engine.windows.by_address) * WINDOW_BYTES,
         MemoryPart.BRANCHES: branches.prepared_bytes + (len(branches.ended) + len(branches.forced)) * ENDED_BRANCH_BYTES,
         MemoryPart.QUEUES: (

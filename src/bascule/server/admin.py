@@ -151,14 +151,14 @@ class _Pages:
         try:
             async with self._turn:
                 status = StatusCollector(await self._broker.status())
-            metrics = chain(status.slices(), chain.from_iterable(each.collect() for each in self._collectors))
-            pieces = exposition(metrics)
-            first = await beside(partial(next, pieces))  # an error of all figures is answered
+                metrics = chain(status.slices(), chain.from_iterable(each.collect() for each in self._collectors))
+                pieces = exposition(metrics)
+                first = await beside(partial(next, pieces))  # an error of all figures is answered
         except BaseException:
             self._streams.release()
             raise
         failed = partial(self._broker.contain, path=METRICS_PATH)
-        return PiecesAnswer(chain((first,), pieces), METRICS_TYPE, done=self._streams.release, failed=failed)
+        return PiecesAnswer(chain((first,), pieces), self._turn, METRICS_TYPE, done=self._streams.release, failed=failed)
 
     async def look(self, request: Request) -> Response:
         """Answer one of LOOKS."""

@@ -215,10 +215,12 @@ def _consume(
     consumer.on_close = queue if made_for else None
     consumer.consumer = engine.attach(queue, consumer, selector)
     # Tell the client only after the queue, or the subscription, is stored.
+    client.links.waits(link, short=bool(engine.memory.blocked))
     engine.journaling.tell(_accept, client, link, source)
 
 
 def _accept(client: Client, link: SenderLink, source: Source | None) -> None:
+    client.links.answered(link)
     if link.context is not None and not client.lost:
         _answer(link, source=source)
         link.context.granted()

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from sys import getsizeof
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bascule.amqp.errors import CONNECTION_FORCED, DETACH_FORCED, AmqpError
@@ -28,6 +27,7 @@ from bascule.core.log import get_log
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 from bascule.server.allowance import UNLIMITED_SENDING
 from bascule.server.attach import detached
+from bascule.server.client_links import ClientLinks
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.interruptions import ConnectionHistory
 from bascule.server.links import WRITE_BUFFER_BYTES, BrowserLink, ConsumerLink, ProducerLink
@@ -74,35 +74,6 @@ class ClientTransport(Protocol):
 
     def later(self, action: Callable[[], None]) -> None:
         """Call ``action`` in the next turn of the event loop."""
-
-
-class ClientLinks(Holdings[Link, None]):
-    """The links of one client, indexed by session: a client may have thousands of links and sessions."""
-
-    __slots__ = ("_by_session", "names_bytes")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names_bytes = 0  # bytes of the names of the links
-        self._by_session: dict[Session, dict[Link, None]] = {}
-
-    def __setitem__(self, link: Link, value: None) -> None:
-        if link not in self:
-            self.names_bytes += getsizeof(link.name)
-        super().__setitem__(link, value)
-        self._by_session.setdefault(link.session, {})[link] = None
-
-    def __delitem__(self, link: Link) -> None:
-        super().__delitem__(link)
-        self.names_bytes -= getsizeof(link.name)
-        of_session = self._by_session[link.session]
-        del of_session[link]
-        if not of_session:
-            del self._by_session[link.session]
-
-    def of(self, session: Session) -> list[Link]:
-        """Return the links of a session."""
-        return list(self._by_session.get(session, ()))
 
 
 class Client:

@@ -89,6 +89,7 @@ class ClientConnection(asyncio.Protocol):
         )  # fmt: skip
         self.amqp.context, self.amqp.partials = self, server.partials
         server.connections[self] = None
+        self.client.links.on_full, self.client.links.on_room = self._transport.pause_reading, self.read_on
         self._ticking()
 
     def data_received(self, data: bytes) -> None:
@@ -220,8 +221,8 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def _has_more(self) -> bool:
-        """Return True if received data is not handled yet."""
-        return bool(self._unhandled) or self._waiting is not None or self.amqp.unfinished is not None
+        """Return True if received data is not handled yet, or if too many attaches wait for their answers."""
+        return bool(self._unhandled) or self._waiting is not None or self.amqp.unfinished is not None or self.client.links.full
 
     def touch(self) -> None:
         """Note that there may be output."""

@@ -260,3 +260,9 @@ class _Effects(LoopEffects):
         """Count a stored record for housekeeping."""
         if self._epoch.housekeeping is not None:
             self._epoch.housekeeping.protocol.appended(size_bytes)
+
+
+def is_congested(engine: Engine) -> bool:
+    """Return whether so many bytes are in flight to the journal, or so many answers wait for it, that nothing is read from clients."""
+    journaling, memory = engine.journaling, engine.memory
+    return journaling.in_flight_bytes > min(IN_FLIGHT_BYTES_MAX, memory.in_flight_max_bytes) or journaling.actions > memory.actions_max

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from prometheus_client import Metric, generate_latest
@@ -53,11 +54,18 @@ def exposition(metrics: Iterable[Metric]) -> Iterator[bytes]:
 class PiecesAnswer(Response):
     """An answer that is made in another thread, one piece after the other, while the peer reads. The connection of a slow peer ends."""
 
-    def __init__(self, pieces: Iterator[bytes], media_type: str, *, done: Callable[[], None], failed: Callable[[Exception], None]) -> None:
-        """Call ``done`` when the answer is sent or the peer is gone, and ``failed`` with an error while a piece is made."""
+    def __init__(
+        self, pieces: Iterator[bytes], turn: asyncio.Semaphore, media_type: str, *, done: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:  # fmt: skip
+        """Make each piece in a ``turn``: threads that make pieces at the same time would hold up the event loop.
+
+        Call ``done`` when the answer is sent or the peer is gone, and ``failed`` with an error while a piece is made.
+        """
         super().__init__(headers={"content-type": media_type})
         del self.headers["content-length"]
         self._pieces = pieces
+        self._turn = turn
         self._done = done
         self._failed = failed
 
@@ -77,9 +85,10 @@ class PiecesAnswer(Response):
 
     async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        while scope["method"] != "HEAD" and (piece := await beside(self._next)):
+        while scope["method"] != "HEAD" and (piece := await self._next()):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    def _next(self) -> bytes:
-        return next(self._pieces, b"")
+    async def _next(self) -> bytes:
+        async with self._turn:
+            return await beside(partial(next, self._pieces, b""))

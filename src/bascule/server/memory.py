@@ -101,11 +101,12 @@ class MemoryWatch:
         self._unread: dict[ClientConnection, tuple[int, float]] = {}  # bytes, and since when the number has not decreased
         self._timer: asyncio.TimerHandle | None = None
         self._account.on_change = self._changed
-        self._compacting = False
+        self._compacting = self._writing = False
         self._stopped = False
 
     def start(self) -> None:
-        """Measure now and periodically."""
+        """Measure now and periodically. Large bodies are written to the spill files in turns from now on."""
+        self._spill.on_waiting = self._write_large
         self._engine.turns.begin(self._measuring(time.monotonic(), again=True))
         self._dispatch()
 
@@ -115,6 +116,19 @@ class MemoryWatch:
         if self._timer is not None:
             self._timer.cancel()
         self._unread.clear()
+        self._spill.on_waiting = None
+
+    def _write_large(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._engine.turns.begin(self._large_written())
+
+    def _large_written(self) -> Work:
+        try:
+            yield 1  # the body is stored, and the caller goes on, before the first piece is written
+            yield from self._spill.writing()
+        finally:
+            self._writing = False
 
     def measure(self, now_s: float) -> None:
         """Tell the account how much memory is used: at once, or after some turns if there are many connections or queues."""
@@ -158,11 +172,13 @@ class MemoryWatch:
         self._unread = unread
         account = self._account
         account.shortage = self._spill.look()
+        if self._spill.waiting_bytes:
+            self._write_large()  # again, if the disk has failed
         account.measured(
             {
                 **parts,
                 MemoryPart.PARTIAL: self._partials.used_bytes,
-                MemoryPart.BUFFERS: buffers_bytes,
+                MemoryPart.BUFFERS: buffers_bytes + self._spill.waiting_bytes,
                 MemoryPart.CONNECTIONS: held_bytes,
             }
         )
@@ -207,5 +223,5 @@ def _by_name(parts: dict[MemoryPart, int]) -> dict[str, int]:
 def _held_bytes(connection: ClientConnection) -> int:
     amqp = connection.amqp
     links = connection.client.links
-    links_bytes = LINK_BYTES * len(links) + links.names_bytes
+    links_bytes = LINK_BYTES * len(links) + links.names_bytes + links.attach_bytes
     return CONNECTION_BYTES + len(amqp.buffer.kept) + SESSION_BYTES * len(amqp.sessions) + links_bytes

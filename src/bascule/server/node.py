@@ -44,7 +44,7 @@ from bascule.server.audit import REFUSE, audit_of
 from bascule.server.client_turns import ClientTurns, ConnectionOutput
 from bascule.server.connection import ClientConnection
 from bascule.server.containers import ContainerIds
-from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
+from bascule.server.epoch import Epoch, JournalPlace, is_congested
 from bascule.server.garbage import GarbageCollection
 from bascule.server.handshakes import HandshakeLimits, Handshakes
 from bascule.server.ingress import IngressTail
@@ -158,9 +158,8 @@ class Node:
 
     @property
     def congested(self) -> bool:
-        """Return whether so much data is in flight to the journal that the broker reads nothing from clients."""
-        engine = self.engine
-        return engine.journaling.in_flight_bytes > min(IN_FLIGHT_BYTES_MAX, engine.memory.in_flight_max_bytes)
+        """Return whether so much data is in flight to the journal, or waits for it, that the broker reads nothing from clients."""
+        return is_congested(self.engine)
 
     def awake(self) -> bool:
         """Return whether the current epoch may continue: see Epoch."""

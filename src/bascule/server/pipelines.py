@@ -163,7 +163,6 @@ class PipelinePages:
         #: The pipelines of this broker's own configuration, which its drivers usually share.
         self._configured = {f"{KINDS['divert']}{each.name}": each.enabled for each in settings.divert}
         self._configured |= {f"{KINDS['ingress']}{each.name}": each.enabled for each in settings.ingress}
-        self._names_in_file = frozenset(name.partition(":")[2] for name in self._configured)
         self._turn = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
     def paths(self) -> list[AdminPage]:
@@ -244,9 +243,11 @@ class PipelinePages:
     async def known(self, *, decides: bool = False) -> KnownPipelines:
         """Return the reports and the wishes. Set ``decides`` if what is stored next depends on the wishes. Raises Unavailable."""
 
+        in_file = {name.partition(":")[2] for name in self._configured}
+
         def read() -> KnownPipelines:
             reports = self.topics.reports(READ_TIMEOUT_S)
-            return KnownPipelines(reports, self.topics.wishes(READ_TIMEOUT_S, decides=decides).beside_file(self._names_in_file))
+            return KnownPipelines(reports, self.topics.wishes(READ_TIMEOUT_S, decides=decides).beside_file(in_file))
 
         return await self.beside(read)
 

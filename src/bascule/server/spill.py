@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,10 @@ SEGMENTS_MIN: Final = 16
 SHORT_AT, ENOUGH_AT, ENOUGH_FREE = 0.9, 0.8, 1.25
 #: Bytes that are written at once: a system call for each body would be most of the cost.
 WRITE_BYTES: Final = 256 << 10
+#: From this size on, a body is written in later turns of the event loop, in pieces of WRITE_BYTES: to copy and write 64 MiB takes 100 ms.
+LARGE_BYTES: Final = 1 << 20
+#: Bodies that wait to be written. Further large bodies stay in memory.
+WAITING_BYTES_MAX: Final = 256 << 20
 #: Files may be this many times as large as the needed bodies (less if space is short), plus a few segments. If messages leave in the order
 #: in which they came, files become free by themselves. Otherwise segments with few needed bodies are compacted.
 WASTE_MAX: Final = 2.0
@@ -91,6 +96,10 @@ class SpillFiles:
         self._last: SpillSegment | None = None  # the segment that is being written
         self._last_number = -1
         self._unwritten = bytearray()  # the last bytes of that segment
+        self._large: dict[int, bytes] = {}  # large bodies that are not written, by handle
+        self.waiting_bytes = 0  # of these bodies
+        #: Is called when a large body waits, and no other did: see ``writing``. Without it, large bodies are written at once.
+        self.on_waiting: Callable[[], None] | None = None
         self.used_bytes = 0  # size of all files, including unwritten bytes
         self._full = False  # there was no room for the last body
 
@@ -102,6 +111,7 @@ class SpillFiles:
         if (
             segment is None
             or len(self._unwritten) >= WRITE_BYTES
+            or size_bytes >= LARGE_BYTES
             or self.used_bytes + size_bytes > self.limit_bytes
             or segment.end + ENTRY_BYTES * len(segment.owners) >= self._segment_bytes
         ):
@@ -110,24 +120,63 @@ class SpillFiles:
         handle = self._last_number << _NUMBER_BITS | len(owners)
         segment.starts.append(segment.end)
         owners.append(owner)
-        self._unwritten += body
         segment.end += size_bytes
         segment.live += 1
         segment.live_bytes += size_bytes
         self.used_bytes += size_bytes
+        if size_bytes < LARGE_BYTES:
+            self._unwritten += body
+        else:
+            self._put_large(handle, body)
         return handle
+
+    def _put_large(self, handle: int, body: bytes) -> None:
+        """Keep a body until it is written. The bytes before it are written."""
+        self._large[handle] = body
+        self.waiting_bytes += len(body)
+        if self.on_waiting is None:
+            for _ in self.writing():
+                pass
+        elif len(self._large) == 1:
+            self.on_waiting()
+
+    def writing(self) -> Work:
+        """Write the large bodies that wait, in pieces. If the disk fails, they stay in memory until the next call."""
+        while self._large:
+            handle, body = next(iter(self._large.items()))
+            segment = self._segments[handle >> _NUMBER_BITS]
+            start = segment.starts[handle & _NUMBER_MASK]
+            for position in range(0, len(body), WRITE_BYTES):
+                piece = memoryview(body)[position : position + WRITE_BYTES]
+                try:
+                    _write_at(segment, piece, start + position)
+                except OSError as error:
+                    self._report(error)
+                    return
+                yield COPY_STEPS + len(piece) // BYTES_PER_STEP
+                if handle not in self._large:  # freed meanwhile, perhaps with its segment
+                    break
+            else:
+                self._written(handle)
+
+    def _written(self, handle: int) -> None:
+        body = self._large.pop(handle, None)
+        self.waiting_bytes -= 0 if body is None else len(body)
 
     def _room_or_report(self, size_bytes: int) -> SpillSegment:
         """Return the segment for ``size_bytes`` more. Log the first error of several in a row. Raises OSError."""
         try:
             segment = self._room_for(size_bytes)
         except OSError as error:
-            if not self._full:
-                log.error("message bodies not spilled, they stay in memory", directory=self._directory, error=error)
-            self._full = True
+            self._report(error)
             raise
         self._full = False
         return segment
+
+    def _report(self, error: OSError) -> None:
+        if not self._full:
+            log.error("message bodies not spilled, they stay in memory", directory=self._directory, error=error)
+        self._full = True
 
     def _room_for(self, size_bytes: int) -> SpillSegment:
         """Return the segment for ``size_bytes`` more. Raises OSError."""
@@ -135,7 +184,7 @@ class SpillFiles:
         segment = self._last
         if segment is None or segment.weight >= self._segment_bytes:
             return self._next_segment()
-        if len(self._unwritten) >= WRITE_BYTES:
+        if len(self._unwritten) >= WRITE_BYTES or size_bytes >= LARGE_BYTES:
             self._write()
         return segment
 
@@ -147,7 +196,9 @@ class SpillFiles:
     def _check_room(self, size_bytes: int) -> None:
         if self.used_bytes + size_bytes > self.limit_bytes:
             raise OSError(errno.ENOSPC, f"spill files use {self.used_bytes} bytes; broker.spill_bytes allows {self.limit_bytes}")
-        if len(self._unwritten) >= WRITE_BYTES and (free := self.free_bytes()) < self.free_min_bytes:
+        if size_bytes >= LARGE_BYTES and self.waiting_bytes + size_bytes > WAITING_BYTES_MAX:
+            raise OSError(errno.EAGAIN, f"{self.waiting_bytes} bytes wait to be written to the spill files")
+        if (size_bytes >= LARGE_BYTES or len(self._unwritten) >= WRITE_BYTES) and (free := self.free_bytes()) < self.free_min_bytes:
             raise OSError(
                 errno.ENOSPC,
                 f"{free} bytes are free on the disk of the spill files; broker.spill_free_bytes reserves {self.free_min_bytes}",
@@ -174,13 +225,13 @@ class SpillFiles:
         segment = self._last
         if segment is None or not self._unwritten:
             return
-        written = os.pwrite(segment.file, self._unwritten, segment.end - len(self._unwritten))
-        if written != len(self._unwritten):
-            raise OSError(f"spill file {segment.path}: wrote {written} of {len(self._unwritten)} bytes")
+        _write_at(segment, self._unwritten, segment.end - len(self._unwritten))
         self._unwritten.clear()
 
     def get(self, handle: int, size_bytes: int) -> bytes:
         """Return the body with a handle. Raises OSError."""
+        if (waiting := self._large.get(handle)) is not None:
+            return waiting
         segment = self._segments[handle >> _NUMBER_BITS]
         start = segment.starts[handle & _NUMBER_MASK]
         if segment is self._last:
@@ -194,6 +245,7 @@ class SpillFiles:
 
     def free(self, handle: int, size_bytes: int) -> None:
         """Free the body with a handle, which nobody will ask for again."""
+        self._written(handle)
         number = handle >> _NUMBER_BITS
         segment = self._segments[number]
         segment.owners[handle & _NUMBER_MASK] = None
@@ -264,4 +316,13 @@ class SpillFiles:
             self._drop(number)
         self._last = None
         self._unwritten.clear()
+        self._large.clear()
+        self.waiting_bytes = 0
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _write_at(segment: SpillSegment, data: bytearray | memoryview, offset: int) -> None:
+    """Write data to the file of a segment. Raises OSError."""
+    written = os.pwrite(segment.file, data, offset)
+    if written != len(data):
+        raise OSError(f"spill file {segment.path}: wrote {written} of {len(data)} bytes")

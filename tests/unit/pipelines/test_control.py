@@ -7,7 +7,6 @@ from tests.scenarios.test_control import (  # noqa: F401
     operator,
     test_all_diverts_of_a_group_are_paused_and_resumed_in_another_order,
     test_broker_shows_why_a_paused_divert_keeps_the_journal,
-    test_damaged_record_of_control_holds_its_divert_until_a_later_record_and_the_others_continue,
     test_divert_of_a_failed_group_is_paused_and_the_rest_of_the_group_starts_again,
     test_divert_paused_before_it_ever_ran_begins_where_it_was_configured,
     test_divert_paused_by_a_driver_that_is_being_replaced_is_known_to_its_successor,

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bascule.amqp.events import AttachConfirmed, Dispositioned
 from bascule.amqp.frames import frame_head
 from bascule.amqp.limits import ConnectionLimits
-from bascule.amqp.performatives import Source, Target, Transfer
-from bascule.broker.memory import MEASURED_AT_ONCE, MemoryPart
+from bascule.amqp.performatives import Coordinator, Declare, Declared, Discharge, Source, Target, Transfer
+from bascule.amqp.transactions import encode_control
+from bascule.amqp.types import Symbol
+from bascule.broker.memory import ACTION_BYTES, MEASURED_AT_ONCE, MemoryPart
+from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.core import caches
 from bascule.core.caches import kept_bytes
+from bascule.core.destination import Routing
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.server import memory
+from bascule.server.client_links import ATTACH_MEMORY, ATTACHES_BYTES_MAX, ATTACHES_SHORT_BYTES_MAX
 from bascule.server.connection import WRITE_BUFFER_BYTES
+from bascule.server.epoch import is_congested
 from bascule.server.memory import UNREAD_S, MemoryWatch
 from bascule.server.spill import SpillFiles
 from bascule.testing.broker import BrokerInMemory, message_bytes
+from tests.support.speed import SLOWNESS
 from tests.unit.server.served import Client, Served, run_async
 
 LIMIT_BYTES = 16 << 20
@@ -281,3 +290,123 @@ async def test_many_queues_and_connections_are_measured_over_several_turns(spill
     assert account.parts()[MemoryPart.CONNECTIONS] > before[MemoryPart.CONNECTIONS]
     assert account.parts()[MemoryPart.QUEUES] > before[MemoryPart.QUEUES]
     assert served.contained == []
+
+
+def attach_until_not_read(client: Client, size: int, most: int = 2_000) -> int:
+    """Attach consumers with large attaches until the broker reads no more. Return how many."""
+    for number in range(most):
+        if not client.wire.reading:
+            return number
+        client.session.attach_receiver(
+            f"{size} {number}", Source("q", capabilities=("queue",)), Target(), properties={Symbol("large"): "x" * size}
+        )
+        client.run()
+    return most
+
+
+@run_async
+async def test_attaches_that_wait_for_the_journal_are_counted_and_not_read_without_limit(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    client = Client(served)
+    served.measure()
+    before_bytes = served.engine.memory.parts()[MemoryPart.CONNECTIONS]
+    few = attach_until_not_read(client, 50_000)
+    links = client.connection.client.links
+    assert 4 <= few <= ATTACHES_BYTES_MAX // ATTACH_MEMORY // 50_000 + 1
+    served.measure()
+    assert served.engine.memory.parts()[MemoryPart.CONNECTIONS] - before_bytes > ATTACHES_BYTES_MAX
+    client.connection.read_on()
+    assert not client.wire.reading
+    served.settle(client)
+    assert (links.attach_bytes, links.full, client.wire.reading) == (0, False, True)
+    assert len(client.events_of(AttachConfirmed)) == few
+    served.engine.create_queue("other", "other", Routing.ANYCAST)  # its record is not stored yet
+    served.shortage("the disk is full")
+    assert attach_until_not_read(client, 5_000) <= ATTACHES_SHORT_BYTES_MAX // ATTACH_MEMORY // 5_000 + 1
+    served.shortage("")
+    client.amqp.close()
+    client.run()
+    served.settle(client)
+    assert links.attach_bytes == 0
+
+
+@run_async
+async def test_links_that_leave_before_they_are_answered_are_counted_no_more(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    client = Client(served)
+    served.engine.create_queue("other", "other", Routing.ANYCAST)  # its record is not stored yet
+    attached = [
+        client.session.attach_receiver(name, Source("q", capabilities=("queue",)), Target(), properties={Symbol("large"): "x" * 1_000})
+        for name in ("a", "b")
+    ]
+    client.run()
+    links = client.connection.client.links
+    assert links.attach_bytes > 2 * ATTACH_MEMORY * 1_000
+    attached[0].detach()
+    client.session.end()
+    client.run()
+    assert (len(links), links.attach_bytes) == (0, 0)
+    served.settle(client)
+    assert links.attach_bytes == 0
+
+
+@run_async
+async def test_large_bodies_are_spilled_in_short_turns(tmp_path: Path) -> None:
+    files = SpillFiles(tmp_path / "files")
+    served = Watched(files)
+    engine = served.engine
+    served.watch.start()
+    engine.turns.steps = 10_000
+    engine.memory.bodies_max_bytes = 0
+    body = b"x" * (48 << 20)
+    message = BrokerMessage(body)
+    since_s = time.process_time()
+    engine.bodies.hold(message)
+    longest_s = time.process_time() - since_s
+    assert (message.body, engine.bodies.read(message)) == (None, body)
+    served.measure()
+    assert engine.memory.parts()[MemoryPart.BUFFERS] >= len(body)
+    turns = 0
+    while engine.turns.pending:
+        since_s = time.process_time()
+        engine.turns.begin_turn()
+        engine.turns.go_on()
+        longest_s = max(longest_s, time.process_time() - since_s)
+        turns += 1
+    assert turns > 5
+    assert longest_s < 0.025 * SLOWNESS
+    served.measure()
+    assert engine.memory.parts()[MemoryPart.BUFFERS] == 0
+    assert engine.bodies.read(message) == body
+    served.watch.stop()
+    files.close()
+
+
+@run_async
+async def test_commits_of_empty_transactions_that_wait_for_the_journal_are_counted_and_not_read_without_limit(spill: SpillFiles) -> None:
+    served = Watched(spill)
+    client = Client(served)
+    coordinator = client.session.attach_sender("tx", Source(), Coordinator())
+    served.settle(client)
+    served.engine.create_queue("other", "other", Routing.ANYCAST)  # its record is not stored yet
+    rounds = 0
+    while client.wire.reading and rounds < 100:
+        rounds += 1
+        for _ in range(100):
+            coordinator.send(encode_control(Declare()))
+        client.events.clear()
+        client.run()
+        states = [event.state for event in client.events_of(Dispositioned)]
+        for declared in states:
+            assert isinstance(declared, Declared)
+            coordinator.send(encode_control(Discharge(declared.txn_id, False)))
+        served.congested = is_congested(served.engine)
+        client.run()
+    assert rounds * 100 <= served.engine.memory.actions_max + 100
+    assert not client.wire.reading
+    served.measure()
+    assert served.engine.memory.parts()[MemoryPart.JOURNAL] >= served.engine.journaling.actions * ACTION_BYTES > 0
+    client.events.clear()
+    served.settle(client)
+    assert served.engine.journaling.actions == 0
+    assert not is_congested(served.engine)

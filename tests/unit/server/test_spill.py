@@ -206,3 +206,60 @@ def test_spill_files_have_bodies_as_clients_sent_them_and_are_for_their_owner_al
     assert kept.body in b"".join(file.read_bytes() for file in found)
     assert {stat.S_IMODE(file.stat().st_mode) for file in found} == {0o600}
     files.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 9_000), st.integers(0, 9), st.integers(0, 3)), max_size=40))
+@settings(max_examples=50)
+def test_large_bodies_can_be_read_whether_they_are_written_or_not(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, int]]
+) -> None:
+    directory = tmp_path_factory.mktemp("spill") / "bodies"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"SEGMENT_BYTES": 8_000, "WRITE_BYTES": 1_000, "LARGE_BYTES": 2_000, "SLACK_SEGMENTS": 0}.items():
+            patch.setattr(spill, name, value)
+        files = SpillFiles(directory)
+        waiting: list[None] = []
+        files.on_waiting = lambda: waiting.append(None)
+        writing, compaction, held = files.writing(), files.compaction(), []
+        for number, (size, freed, pieces) in enumerate(steps):
+            held.append(Kept(files, bytes([number % 256]) * size))
+            for _ in range(pieces):
+                if next(writing, None) is None:
+                    writing = files.writing()
+                if next(compaction, None) is None:
+                    compaction = files.compaction()
+            if freed < len(held):
+                held.pop(freed).free()
+            assert all(each.whole() for each in held)
+            assert files.waiting_bytes == sum(map(len, files._large.values()))
+            assert bool(files.waiting_bytes) <= bool(waiting)
+        list(writing)
+        list(files.writing())
+        assert files.waiting_bytes == 0
+        assert all(each.whole() for each in held)
+        files.close()
+
+
+def test_large_body_stays_readable_while_the_disk_is_full_and_many_of_them_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = SpillFiles(tmp_path / "bodies")
+    files.on_waiting = lambda: None
+    body = b"x" * (spill.LARGE_BYTES + 1)
+    kept = Kept(files, body)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        assert list(files.writing()) == []
+        assert (kept.whole(), files.waiting_bytes) == (True, len(body))
+    monkeypatch.setattr(spill, "WAITING_BYTES_MAX", 2 * len(body))
+    other = Kept(files, body)
+    with pytest.raises(OSError, match="wait to be written"):
+        Kept(files, body)
+    assert max(files.writing()) < 1_000
+    assert (files.waiting_bytes, kept.whole(), other.whole()) == (0, True, True)
+    assert Kept(files, body).whole()
+    files.close()

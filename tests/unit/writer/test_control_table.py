@@ -34,7 +34,12 @@ A, B = "divert:a", "ingress:b"
 DEFINED = PipelineDefinition("id", 1, {"topics": ["t"]})
 MOVE = OffsetsWish("r1", (OffsetMove("t", "id", 0, 9, 3),))
 #: A valid record of each key that names a pipeline.
-VALID = {WANTED_KEY: Wish(WantedState.RUNNING), RESTART_KEY: RestartWish("1"), OFFSETS_KEY: MOVE, DEFINITION_KEY: DEFINED}
+VALID: dict[str, Wish | RestartWish | OffsetsWish | PipelineDefinition] = {
+    WANTED_KEY: Wish(WantedState.RUNNING),
+    RESTART_KEY: RestartWish("1"),
+    OFFSETS_KEY: MOVE,
+    DEFINITION_KEY: DEFINED,
+}
 DAMAGED = (
     b"",
     b"{}",
