@@ -27,7 +27,7 @@ WORDS_FILE: Final = "bascule_last_words"
 END_TIMEOUT_S: Final = 5.0
 #: Of each worker's last words: the reason is in the first lines.
 LINES_MAX: Final = 12
-_CURRENT_THREAD: Final = re.compile(r"^(Current thread|Thread .*this process)", re.MULTILINE)
+_CURRENT_THREAD: Final = re.compile(r"^Current thread", re.MULTILINE)
 
 
 class LostWorkers:

@@ -31,8 +31,17 @@ def test_hangs():
 """
 
 
-def run(directory: Path, before: str, *options: str) -> subprocess.CompletedProcess[str]:
-    (directory / "test_hanging.py").write_text(HANGING.format(before=before))
+FAULT = """
+import os
+def test_has_a_fault():
+    os.kill(os.getpid(), signal.SIGSEGV)
+"""
+#: Signals cannot end the test, so the watchdog does.
+BLOCKING = "import tests.support.stacks as stacks; stacks.GRACE_S = 1.0; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])"
+
+
+def run(directory: Path, before: str, *options: str, fault: str = "") -> subprocess.CompletedProcess[str]:
+    (directory / "test_hanging.py").write_text(HANGING.format(before=before) + fault)
     argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "--timeout=4", "-q", *options, directory]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
     del env["PYTEST_CURRENT_TEST"]
@@ -48,15 +57,30 @@ def test_hanging_test_fails_with_stacks_of_all_processes(tmp_path: Path) -> None
     assert "Timeout" in ended.stdout
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param([], id="alone", marks=pytest.mark.slow), pytest.param(["-n", "1"], id="process of a run")]
-)
-def test_hanging_test_that_blocks_signals_is_killed_with_its_process_and_children(tmp_path: Path, options: list[str]) -> None:
-    script = "import tests.support.stacks as stacks; stacks.GRACE_S = 1.0"
-    ended = run(tmp_path, f"{script}; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])", *options)
-    assert ended.returncode == (pytest.ExitCode.TESTS_FAILED if options else stacks.EXIT_CODE), ended.stdout
+@pytest.mark.slow
+def test_hanging_test_that_blocks_signals_is_killed_with_its_process_and_children(tmp_path: Path) -> None:
+    ended = run(tmp_path, BLOCKING)
+    assert ended.returncode == stacks.EXIT_CODE, ended.stdout
     assert "in test_hangs" in ended.stderr
     assert "in waits_for_ever" in ended.stderr
+
+
+def test_output_of_a_run_ends_with_the_reasons_why_its_processes_died(tmp_path: Path) -> None:
+    ended = run(tmp_path, BLOCKING, "-n", "1", fault=FAULT)
+    assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout
+    assert "in test_hangs" in ended.stderr
+    assert "in waits_for_ever" in ended.stderr
+    end = ended.stdout.rpartition("\nFAILED ")[2]
+    first, second, closing = end.split("\nmemory: ")
+    assert "the test does not end" in first, ended.stdout
+    assert "gw0 was lost" in first
+    assert f"exit code {stacks.EXIT_CODE}, the watchdog" in first
+    assert "Fatal Python error: Segmentation fault" in second, ended.stdout
+    assert "in test_has_a_fault" in second
+    assert "gw1 was lost" in second
+    assert "signal 11 (Segmentation fault)" in second
+    assert "0 processes killed for lack of it" in closing
+    assert len(end.splitlines()) < 40
 
 
 def test_command_shows_stacks_of_all_threads_on_signal() -> None:
