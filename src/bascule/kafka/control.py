@@ -32,7 +32,7 @@ from bascule.writer.control import (
     decoded,
     encoded,
 )
-from bascule.writer.control_table import CONTROL_SKIPPED, ControlRecord, covered_pipeline, wishes_of
+from bascule.writer.control_table import CONTROL_SKIPPED, REDRIVE_SKIPPED, ControlRecord, covered_pipeline, wishes_of
 from bascule.writer.position import DIVERT
 from bascule.writer.redrive import JOB_KEY, RedriveJob
 
@@ -103,7 +103,10 @@ class ControlTopics:
         """Log once that a record has no effect."""
         if place not in self._unreadable:
             self._unreadable.add(place)
-            log.error(event, error=reason)
+            if event == REDRIVE_SKIPPED:
+                log.error("redrive job skipped", error=reason)
+            else:
+                log.error("record of the control of pipelines skipped", error=reason)
 
     def say_covered(self, divert: str, epoch: int, covered: CoverageMark) -> None:
         """Store what an epoch says about a divert, and return when Kafka has stored it. Raises Unavailable."""
