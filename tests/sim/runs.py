@@ -10,10 +10,13 @@ import pickle
 import signal
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -161,12 +164,14 @@ def _prepare() -> None:
 def run_seeds(first: int, count: int | None = None, *, seconds: float | None = None, processes: int = PROCESSES) -> Report:
     """Run ``count`` seeds from the first one on, or as many as begin within ``seconds``."""
     report = Report()
-    deadline = time.monotonic() + seconds if seconds is not None else None
-    with multiprocessing.get_context("spawn").Pool(processes, _prepare) as pool:
-        for done in pool.imap(run_forked, _chunks(first, count, deadline)):
-            report.add(done)
-            if deadline is not None and time.monotonic() > deadline:
-                break
+    chunks = _chunks(first, count, time.monotonic() + seconds if seconds is not None else None)
+    # Not multiprocessing.Pool, which waits without end if one of its processes dies.
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _prepare) as pool:
+        begin = partial(pool.submit, run_forked)
+        running = deque(map(begin, islice(chunks, processes)))
+        while running:
+            report.add(running.popleft().result())
+            running.extend(map(begin, islice(chunks, 1)))
     return report
 
 
