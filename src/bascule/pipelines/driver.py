@@ -46,6 +46,8 @@ from bascule.pipelines.standby import DriverTurn
 from bascule.pipelines.tasks import DivertTask, KnownDiverts
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
+from bascule.pipelines.transforming_job import TransformingJob
+from bascule.pipelines.waiting import why_not
 from bascule.writer.position import COMMON, DIVERT, EARLIEST, ENDED, INGRESS, Position, PositionLost, group_pipeline
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ class Driver:
         self.held = self._holds.held
         self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
+        self._in_batches: set[str] = set()
         self._known = KnownDiverts()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
         self._mirrors = LagMirrors(self._positions, self._keys_of, self._control.moved)
@@ -254,9 +257,23 @@ class Driver:
         task = self._divert_task(key, position)
         if not any(divert.transformed for divert in task.diverts):
             return self._resident(pipeline, [task], committed=False)
+        if self._may_wait(pipeline, task):
+            pools = self._resident_pool(pipeline), f"{pipeline} rows"
+            give_up = partial(self._in_batches.add, pipeline)
+            return lambda name, _: TransformingJob(self._sql, name, task, pools, self._set_pool, give_up)
         journal = journal_rows(kafka_stream(self._sql, self.pipelines, {(position.topic, position.partition): position.offset}))
         writer = journal.writeStream.foreachBatch(crossing_batch(TransformingBatch(task, pipeline, self._set_pool)))
         return lambda name, checkpoint: MicroBatches(writer, name, checkpoint, self.pipelines.trigger_interval_ms)
+
+    def _may_wait(self, pipeline: str, task: DivertTask) -> bool:
+        """Return whether waiting tasks can run all transformations of a pipeline."""
+        if not runs_locally(self.pipelines) or pipeline in self._in_batches:
+            return False
+        for divert in task.diverts:
+            if divert.transformed and (why := why_not(self._sql, divert)) is not None:
+                log.info("divert stays in micro-batches", divert=divert.name, reason=why)
+                return False
+        return True
 
     def _resident(self, pool: str, tasks: Sequence[Resident], *, committed: bool) -> Startable:
         def start(name: str, _checkpoint: str) -> Running:

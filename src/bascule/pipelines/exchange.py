@@ -22,7 +22,7 @@ from bascule.core.errors import BasculeError, Scope
 
 SOURCE: Final = "source"
 SINK: Final = "sink"
-#: How long a resident task waits for a waiting task, and then for its records, in seconds. Spark carries the batch afterwards, without limit.
+#: How long a resident task waits for a waiting task, and then for its records, in seconds.
 READY_S: Final = 60.0
 ANSWER_S: Final = 60.0
 #: Interval, in seconds, at which a resident task that waits looks whether Spark lives.
@@ -79,7 +79,7 @@ def send(connection: socket.socket, said: Any) -> None:
 def receive(connection: socket.socket, alive: Callable[[], None] = lambda: None, deadline_s: float | None = None) -> Any:
     """Return the next value. Raises Gone, and TimeoutError at ``deadline_s`` of the monotonic clock; ``alive`` is called meanwhile."""
     length = _LENGTH.unpack(_exactly(connection, _LENGTH.size, alive, deadline_s))[0]
-    return marshal.loads(_exactly(connection, length, alive, deadline_s))  # noqa: S302 - the sender is a process of this user
+    return marshal.loads(_exactly(connection, length, alive, deadline_s))
 
 
 def _exactly(connection: socket.socket, size: int, alive: Callable[[], None], deadline_s: float | None) -> bytearray:
@@ -175,7 +175,7 @@ class Transformer:
         while True:
             self._accept(0.0)
             for job, ends in list(found.items()):
-                if len(ends) == 2:  # noqa: PLR2004 - source and sink
+                if len(ends) == 2:
                     del found[job]
                     if not any(map(_has_ended, ends.values())):
                         return ends

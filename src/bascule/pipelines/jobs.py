@@ -116,16 +116,26 @@ def carry_up_to(context: SparkContext, task: Resident, kafka: Mapping[str, objec
         raise error_from_spark(error) or Unavailable(described(error)) from None
 
 
-def supervised(source: Iterable[Taken]) -> Iterator[Taken]:
-    """Yield what a source yields, while Spark lives. Raises Unavailable once Spark has ended.
+def spark_watch() -> Callable[[], None]:
+    """Return what raises Unavailable once Spark has ended.
 
     A Python worker of Spark ends with Spark because it reads from a socket, or by SIGHUP. A resident task reads no socket, and SIGHUP is
     ignored in what `nohup` has started. The worker's parent process ends with Spark in any case.
     """
     parent = os.getppid() if os.getpid() == _IMPORTED_IN else _IMPORTED_IN
-    for taken in source:
+
+    def look() -> None:
         if os.getppid() != parent:
             raise Unavailable("Spark has ended, and this task ends with it")
+
+    return look
+
+
+def supervised(source: Iterable[Taken]) -> Iterator[Taken]:
+    """Yield what a source yields, while Spark lives. Raises Unavailable once Spark has ended."""
+    look = spark_watch()
+    for taken in source:
+        look()
         yield taken
 
 

@@ -6,7 +6,7 @@ transformation gets its rows in micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,7 @@ from bascule.pipelines.rows import message_row
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.writer.claims import Claim
 from bascule.writer.lineage import SeenRecord
-from bascule.writer.position import COMMON
+from bascule.writer.position import COMMON, Position
 
 if TYPE_CHECKING:  # resident tasks do without Arrow, which is half of the start of the process that forks their workers
     import pyarrow as pa
@@ -132,10 +132,9 @@ class DivertTask:
         import pyarrow as pa
 
         position = held_position(self.pipelines, self.claim)
-        reader = JournalReader(position, self.diverts, self._answers)
-        engine = self._engine()
-        made: dict[tuple[str, int, int], list[TransformedRecord]] = {}
-        transformed = partial(self._transformed, made) if any(divert.transformed for divert in self.diverts) else None
+        reader, engine = self.reader(position), self.engine()
+        made: Made = {}
+        transformed = partial(transformed_of, made, self.failed) if any(divert.transformed for divert in self.diverts) else None
         records = made_bytes = 0
         with Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
             for batch in batches:
@@ -153,8 +152,7 @@ class DivertTask:
     def run(self, open_source: OpenSource) -> None:
         """Carry the records of the journal from the position on. A transaction ends where no further record is there, or at its limits."""
         position = held_position(self.pipelines, self.claim)
-        reader = JournalReader(position, self.diverts, self._answers)
-        engine, place = self._engine(), (self.claim.topic, self.claim.partition)
+        reader, engine, place = self.reader(position), self.engine(), (self.claim.topic, self.claim.partition)
         with open_source({place: position.offset}) as source, Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
             for taken in source:
                 for record in taken.records:
@@ -168,7 +166,12 @@ class DivertTask:
         """Return the messages on which a divert's transformation failed."""
         return frozenset((offset, index) for name, offset, index in self.failed if name == divert.name)
 
-    def _engine(self) -> DivertEngine:
+    def reader(self, position: Position) -> JournalReader:
+        """Return a reader of the journal that begins at a position."""
+        return JournalReader(position, self.diverts, self._answers)
+
+    def engine(self) -> DivertEngine:
+        """Return what converts messages to records."""
         source = (self.claim.topic, self.claim.partition)
         return DivertEngine(self.pipelines.bridge_id, source, _dead_letter_topic(self.pipelines), self.pipelines.topics.reserved)
 
@@ -178,38 +181,57 @@ class DivertTask:
     ) -> None:  # fmt: skip
         if offset < carrier.begun_at:
             return
-        for taken in reader.take(offset, key, value):
-            for divert, output in engine.outputs(taken, transformed):
-                carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"), divert.name, taken.send.timestamp_ms)
-                if carrier.spans is not None:
-                    carrier.spans.sent(divert, taken, output)
-        carrier.reach(SeenRecord(offset, key, value))
+        carry_messages(reader.take(offset, key, value), SeenRecord(offset, key, value), engine, carrier, transformed)
 
     def _answers(self, name: str, epoch: int) -> bool:
         return self.known.covers(name, epoch) if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
 
-    def _transformed(
-        self, made: dict[tuple[str, int, int], list[TransformedRecord]], taken: WantedMessage, divert: DivertSpec
-    ) -> list[TransformedRecord]:
-        key = (divert.name, taken.offset, taken.index)
-        if key in self.failed:
-            raise BadRecord(f"the transformation failed: {self.failed[key]}")
-        records = made.get(key)
-        if records is None:
-            # The transformation left the message out, or it has no row: then this raises the reason.
-            message_row(taken.send, taken.offset, taken.epoch, taken.sequence, taken.index, divert.key)
-        return records or []
+
+def carry_messages(
+    messages: Sequence[WantedMessage], record: SeenRecord, engine: DivertEngine, carrier: Carrier, transformed: Transformed | None
+) -> None:
+    """Carry the messages of a journal record."""
+    for taken in messages:
+        for divert, output in engine.outputs(taken, transformed):
+            carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"), divert.name, taken.send.timestamp_ms)
+            if carrier.spans is not None:
+                carrier.spans.sent(divert, taken, output)
+    carrier.reach(record)
 
 
-def _split(batch: pa.RecordBatch, made: dict[tuple[str, int, int], list[TransformedRecord]]) -> tuple[pa.RecordBatch, int]:
+#: Records that transformations made, by divert, offset and index of the message.
+Made = dict[tuple[str, int, int], list[TransformedRecord]]
+
+
+def transformed_of(
+    made: Made, failed: Mapping[tuple[str, int, int], str], taken: WantedMessage, divert: DivertSpec
+) -> list[TransformedRecord]:
+    """Return the records of a message. Raises the reason if the transformation failed on it, or if it has no row."""
+    key = (divert.name, taken.offset, taken.index)
+    if key in failed:
+        raise BadRecord(f"the transformation failed: {failed[key]}")
+    records = made.get(key)
+    if records is None:
+        # The transformation left the message out, or it has no row: then this raises the reason.
+        message_row(taken.send, taken.offset, taken.epoch, taken.sequence, taken.index, divert.key)
+    return records or []
+
+
+def made_record(
+    topic: str | None, has_key: bool, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, str | None]] | None
+) -> TransformedRecord:  # fmt: skip
+    """Return a record from the columns of a transformation's result."""
+    return TransformedRecord(topic, has_key, key, value, {name: (text or "").encode() for name, text in headers or ()})
+
+
+def _split(batch: pa.RecordBatch, made: Made) -> tuple[pa.RecordBatch, int]:
     """Keep the transformed rows of a batch. Return its journal rows and the number of bytes kept."""
     import pyarrow.compute as pc
 
     own = pc.is_null(batch.column("divert"))
     kept = batch.filter(pc.invert(own))
     for divert, offset, index, topic, has_key, key, value, headers in _rows(kept, _RECORD_COLUMNS):
-        record = TransformedRecord(topic, has_key, key, value, {name: (text or "").encode() for name, text in headers or ()})
-        made.setdefault((divert, offset, index), []).append(record)
+        made.setdefault((divert, offset, index), []).append(made_record(topic, has_key, key, value, headers))
     return batch.filter(own), kept.nbytes + _HELD_BYTES * kept.num_rows
 
 

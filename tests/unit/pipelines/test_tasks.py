@@ -17,7 +17,7 @@ from bascule.pipelines import arrow_rows as row_batches
 from bascule.pipelines import tasks
 from bascule.pipelines.divert import DivertEngine, JournalReader, TransformedRecord
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
-from bascule.pipelines.tasks import DATA_KEY, BatchTooLarge, DivertTask, RowsTask
+from bascule.pipelines.tasks import DATA_KEY, BatchTooLarge, DivertTask, RowsTask, transformed_of
 from bascule.writer.claims import Claim
 from bascule.writer.position import Position
 
@@ -68,7 +68,7 @@ def written(
     """Return (topic, value) of each output of a divert for the rows that its transformation made."""
     task = DivertTask(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,), failed=failed or {})
     engine = DivertEngine("bridge", ("journal", 0), "dead")
-    transformed = partial(task._transformed, made)
+    transformed = partial(transformed_of, made, task.failed)
     found = JournalReader(START, [UPPER]).take(1, DATA_KEY, value)
     return [(output.topic, output.value) for taken in found for _, output in engine.outputs(taken, transformed)]
 
