@@ -225,7 +225,7 @@ def _has_ended(connection: socket.socket) -> bool:
     """Return whether the other side has closed: an end that waits says nothing."""
     connection.setblocking(False)
     try:
-        return connection.recv(1) == b""
+        return connection.recv(1, socket.MSG_PEEK) == b""
     except BlockingIOError:
         return False
     except OSError:
