@@ -107,7 +107,7 @@ class WaitingSink:
 def _freeze() -> None:
     """Take what this process has imported out of the garbage collector, once.
 
-    PySpark collects garbage after each partition. Without this, that takes nine tenths of the processor time of a batch.
+    PySpark collects garbage after each partition. Without this, that takes more than half of the processor time of a batch.
     """
     gc.freeze()
 
