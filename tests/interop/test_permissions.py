@@ -103,14 +103,8 @@ def test_durable_subscription_is_refused_to_another_user_with_the_same_client_id
     first = connect_to(url, user="ann", password="a")
     first.session().consumer("topic:news", name="desk", durable=True).close()
     first.close()
-    other = connect_to(url, user="bob", password="b")
-    for attempt in (
-        lambda: other.session().consumer("topic:news", name="desk", durable=True),
-        lambda: other.session().unsubscribe("desk"),
-    ):
-        with pytest.raises(JmsError, match="JMSSecurity"):
-            attempt()
-    other.close()
+    with pytest.raises(JmsError, match="JMSSecurity"):
+        connect_to(url, user="bob", password="b")
     session = connect_to(url, user="ann", password="a").session()
     session.producer("topic:news").send("for ann")
     assert session.consumer("topic:news", name="desk", durable=True).receive().body == "for ann"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import psycopg
 import pytest
@@ -23,6 +24,7 @@ from tests.scenarios.test_xa_kills import Keeper, Victims, check, made, reachabl
 from tests.scenarios.xa_victim import Case
 from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
+T = TypeVar("T")
 APPLICATION, BROKER, POSTGRES, KAFKA = "application", "broker", "postgres", "kafka"
 #: Kills of each process in each mode: 128 in all. A Kafka takes the longest to start.
 KILLS = {APPLICATION: 64, BROKER: 28, POSTGRES: 24, KAFKA: 12}
@@ -95,10 +97,15 @@ def services(directory: Path, *, prepared_max: int = PREPARED_MAX) -> Iterator[K
         running.pid(BROKER)
 
 
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """Return ``count`` of the items, from the first to the last."""
+    return [items[number * len(items) // count] for number in range(count)]
+
+
 def cycled(cases: Sequence[Case], count: int) -> list[Case]:
     """Return ``count`` cases. Later rounds through ``cases`` kill some milliseconds later, within the next call."""
     if count <= len(cases):
-        return list(cases[:: len(cases) // count][:count])
+        return spread(cases, count)
     rounds = (replace(case, delay_s=delay_ms / 1000) for delay_ms in itertools.count() for case in cases)
     return list(itertools.islice(rounds, count))
 
@@ -162,7 +169,7 @@ def test_kills_of_each_process_while_endpoints_handle_records_split_no_transacti
             billing.send(RECORDS)
             assert group.start(armed=point).ended() == -signal.SIGKILL, point
         for process in (BROKER, POSTGRES, KAFKA):
-            for point in points[:: len(points) // KILLS[process]][: KILLS[process]]:
+            for point in spread(points, KILLS[process]):
                 victim = running.pid(process)
                 billing.send(RECORDS)
                 member = group.start(kill=f"{point}:{victim}")

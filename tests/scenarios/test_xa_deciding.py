@@ -115,6 +115,29 @@ def test_deciding_database_needs_no_prepared_transactions_and_keeps_no_decision_
     assert select(plain, f"SELECT gtrid FROM {TABLE}") == []
 
 
+def test_decision_waits_for_the_disk_although_synchronous_commit_is_off(make: Make, plain: EmbeddedPostgres) -> None:
+    """A crash of the server would lose the decision after the others have obeyed it."""
+    with psycopg.connect(plain.conninfo, autocommit=True) as connection:
+        connection.execute("ALTER ROLE postgres SET synchronous_commit = off")
+        connection.execute("CREATE TABLE at_commit (setting text)")
+        connection.execute(
+            "CREATE FUNCTION note_setting() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$BEGIN INSERT INTO at_commit VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$"
+        )
+        try:
+            database, broker = make(), ModelResource("broker")
+            with TransactionManager("shop", ModelLog(), [broker, database]) as manager:
+                deferred = f"CREATE CONSTRAINT TRIGGER noted AFTER INSERT ON {TABLE} DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
+                connection.execute(f"{deferred} EXECUTE FUNCTION note_setting()")
+                pay(manager, database, broker, "one")
+                database.decide(Decision(new_gtrid("shop", 0, decides=True), Outcome.ROLLBACK, (), 0, "recovery"))
+            assert connection.execute("SELECT setting FROM at_commit").fetchall() == [("on",), ("on",)]
+        finally:
+            connection.execute("ALTER ROLE postgres RESET synchronous_commit")
+            connection.execute("DROP FUNCTION note_setting CASCADE")
+            connection.execute("DROP TABLE at_commit")
+
+
 @pytest.mark.parametrize(("point", "committed"), [("broker.prepare.after", False), ("broker.commit.before", True)])
 def test_recovery_after_application_kill_follows_the_decision_in_the_database(
     make: Make, plain: EmbeddedPostgres, point: str, committed: bool

@@ -137,7 +137,8 @@ def expected(case: Case, answer: dict[str, Any]) -> Outcome | None:
     points: Sequence[str] = answer["points"]
     if case.ending == "rollback" or "no" in case.votes or answer["told"] == "rolled back":
         return Outcome.ROLLBACK
-    if answer["told"] == "committed" or any(f"{decision}.after" in points for decision in DECISIONS):
+    stored = any(point.endswith(".commit.after") or point in [f"{decision}.after" for decision in DECISIONS] for point in points)
+    if answer["told"] == "committed" or stored:
         return Outcome.COMMIT
     if any(point.endswith(".commit.before") or point in [f"{decision}.before" for decision in DECISIONS] for point in points):
         return None

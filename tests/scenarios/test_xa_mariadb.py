@@ -161,7 +161,7 @@ def test_recoverer_waits_for_a_running_commit_and_follows_its_outcome(server: Ma
     with closing(server.connect()) as application:
         database._table.insert(application, decision)
         asking = in_background(lambda: other.decide(replace(decision, outcome=Outcome.ROLLBACK)), "asks")
-        waiting = f"SELECT 1 FROM information_schema.processlist WHERE info LIKE 'INSERT INTO {TABLE}%'"
+        waiting = f"SELECT 1 FROM information_schema.processlist WHERE info LIKE 'INSERT INTO %{TABLE}%'"
         wait_for(lambda: execute(server, waiting) == [1], "the recoverer to wait", WAIT_S)
         assert other.decisions("shop") == []  # which does not wait
         application.commit()

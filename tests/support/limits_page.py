@@ -167,6 +167,7 @@ LIMITS: Final = {
             f"{REFUSES_LINK}`amqp:unauthorized-access`",
         ),
         Limit("core.defaults", "QUEUES_MAX", "`broker.max_queues`", "the setting is refused"),
+        Limit("core.defaults", "EXCLUSIVE_DIVERTS_MAX", "exclusive diverts that are enabled", "the settings are refused"),
         Limit("jms.selector.lexer", "TEXT_MAX", "a selector", f"{REFUSES_LINK}{FIELD}", "characters"),
         Limit("jms.selector.lexer", "TOKENS_MAX", "identifiers, literals and operators of a selector", f"{REFUSES_LINK}{FIELD}"),
         Limit("jms.selector.parser", "PATTERNS_LENGTH_MAX", "LIKE patterns of a selector together", f"{REFUSES_LINK}{FIELD}", "characters"),

@@ -69,6 +69,7 @@ class _Process(subprocess.Popen[bytes]):
         self.returncode: int | None = None
         self._parent = parent
         self._pidfd = pidfd
+        self._ending = threading.Lock()
 
     def __del__(self) -> None:
         os.close(self._pidfd)
@@ -84,7 +85,9 @@ class _Process(subprocess.Popen[bytes]):
             poller.register(self._pidfd, select.POLLIN)
             if not poller.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.returncode = self._parent.code_of(self.pid)
+            with self._ending:  # the code is told once, and several threads may wait
+                if self.returncode is None:
+                    self.returncode = self._parent.code_of(self.pid)
         return self.returncode
 
     def send_signal(self, sig: int) -> None:

@@ -5,8 +5,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "bascule"
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -28,32 +26,38 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", ALL_MODULES, ids=named)
-def test_module_does_not_exceed_the_line_limit(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= FILE_LINES_MAX
+def test_no_module_exceeds_the_line_limit() -> None:
+    lines = {named(path): len(path.read_text().splitlines()) for path in ALL_MODULES}
+    assert lines
+    assert {name: count for name, count in lines.items() if count > FILE_LINES_MAX} == {}
 
 
-@pytest.mark.parametrize("path", ALL_MODULES, ids=named)
-def test_function_does_not_exceed_the_line_limit(path: Path) -> None:
-    """A test may be longer: a scenario tells one story."""
+def long_functions(path: Path) -> dict[str, int]:
+    """Return functions and their lines. A test may be longer: a scenario tells one story."""
     source = path.read_bytes()
     if source.count(b"\n") < FUNCTION_LINES_MAX:
-        return
+        return {}
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = {
+    return {
         node.name: lines
         for node in functions
         if (lines := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX and not node.name.startswith("test_")
     }
-    assert long == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=named)
-def test_product_has_no_assert_statement(path: Path) -> None:
-    """An assert ends a thread with an error without text, and is removed by ``python -O``: raise an error of bascule.core.errors."""
+def test_no_function_exceeds_the_line_limit() -> None:
+    assert {named(path): long for path in ALL_MODULES if (long := long_functions(path))} == {}
+
+
+def asserting_lines(path: Path) -> list[int]:
     source = path.read_bytes()
     tree = ast.parse(source if b"assert" in source else b"")  # to parse all modules takes seconds
-    assert [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)] == []
+    return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+
+
+def test_product_has_no_assert_statement() -> None:
+    """An assert ends a thread with an error without text, and is removed by ``python -O``: raise an error of bascule.core.errors."""
+    assert {named(path): lines for path in MODULES if (lines := asserting_lines(path))} == {}
 
 
 def test_no_module_has_a_generic_name() -> None:

@@ -12,6 +12,7 @@ from bascule.broker.errors import ResourceLimit
 from bascule.broker.memory import ROUTE_BYTES, MemoryAccount
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.subscription_names import owner_of
 from bascule.core.address_index import AddressIndex
 from bascule.core.destination import Routing, has_wildcards
 from bascule.journal.records import EncodedRoute
@@ -101,6 +102,7 @@ class AddressBook:
     subscriptions: dict[str, BrokerQueue] = field(default_factory=dict)  # by subscription queue name
     queues_of: Counter[str] = field(default_factory=Counter)  # queues and subscriptions, by the user who created them
     durable_subscriptions_of: Counter[str] = field(default_factory=Counter)  # durable subscriptions, by the user who created them
+    subscribers: dict[str, Counter[str]] = field(default_factory=dict)  # the same by user, for each client id
     _bound: AddressIndex[BrokerQueue] = field(default_factory=AddressIndex)  # subscriptions, by the pattern of their address
     _exclusive: AddressIndex[ExclusiveDivert] = field(default_factory=AddressIndex)
     _diverted: AddressIndex[str] = field(default_factory=AddressIndex)
@@ -162,13 +164,18 @@ class AddressBook:
             self._selector_steps[key] += steps
             if not self._selector_steps[key]:
                 del self._selector_steps[key]
-        counts = [self.queues_of]
+        counts, client_id = [self.queues_of], None
         if queue.durable and queue.subscription:
             counts.append(self.durable_subscriptions_of)
+            client_id = owner_of(queue.name, queue.subscription)
+            if client_id is not None:
+                counts.append(self.subscribers.setdefault(client_id, Counter()))
         for count in counts:
             count[queue.user] += change
             if not count[queue.user]:
                 del count[queue.user]
+        if client_id is not None and not self.subscribers[client_id]:
+            del self.subscribers[client_id]
 
     def use(self, diverts: Diverts) -> None:
         """Use the diverts of the current configuration."""

@@ -185,8 +185,8 @@ class IngressReading:
             self._judge_end(error)
         self._cut_off_since_s = None
         # The check comes after each read and before any record is taken: by offset alone, records of a recreated topic look like the
-        # expected ones, and neither the client nor leader epochs tell. The check takes 0.6 ms for up to 1,000 records; smaller reads happen
-        # at most ten times a second.
+        # expected ones, and neither the client nor leader epochs tell. The check is one request for one topic. Records that arrive
+        # meanwhile share the next check.
         if records or self._effects.now_s() - self._looked_s > LOOK_S:
             await self._recognise()
             await self._see_what_is_open(idle=not records)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from bascule.config.fields import Name, Section, Start, TopicName, check_key, check_pattern, check_template, check_topic
 from bascule.config.reload_effect import AtRestart
-from bascule.core.defaults import DIVERT_KEY, DIVERT_TO, INGRESS_BODY, INGRESS_KEY_AS, INGRESS_UNBOUND
+from bascule.core.defaults import DIVERT_KEY, DIVERT_TO, EXCLUSIVE_DIVERTS_MAX, INGRESS_BODY, INGRESS_KEY_AS, INGRESS_UNBOUND
 from bascule.core.destination import Routing
 from bascule.core.linear_regex import LinearRegex
 from bascule.jms.selector import SelectorError, compile_selector
@@ -109,6 +111,12 @@ class Divert(Pipeline):
         if self.select and self.python:
             raise ValueError("give either select or python, not both")
         return self
+
+
+def exclusive_excess(diverts: Sequence[Divert]) -> int | None:
+    """Return the place of the first exclusive divert beyond EXCLUSIVE_DIVERTS_MAX; None if there is none. Disabled ones do not count."""
+    exclusive = (place for place, divert in enumerate(diverts) if divert.enabled and divert.exclusive)
+    return next(islice(exclusive, EXCLUSIVE_DIVERTS_MAX, None), None)
 
 
 class Ingress(Pipeline):

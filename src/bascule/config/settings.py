@@ -37,13 +37,14 @@ from bascule.config.oidc import Oidc
 from bascule.config.openlineage import OpenLineage
 from bascule.config.passwords import read_password
 from bascule.config.permission import PermissionRule
-from bascule.config.pipeline import Divert, Ingress
+from bascule.config.pipeline import Divert, Ingress, exclusive_excess
 from bascule.config.reload_effect import AtOnce, AtRestart, ForNew
 from bascule.config.tls import BrokerTls
 from bascule.config.validated_user import ValidatedUser
 from bascule.config.websocket import WebSocketListener
 from bascule.core.defaults import (
     DATA_DIR,
+    EXCLUSIVE_DIVERTS_MAX,
     MAX_OFFSETS_PER_TRIGGER,
     MEMORY_BYTES,
     MIN_INSYNC_REPLICAS,
@@ -451,6 +452,8 @@ class Settings(BaseSettings):
                 if pipeline.name in seen:
                     raise located((section, position, "name"), f"the name {pipeline.name!r} is given twice")
                 seen.add(pipeline.name)
+        if (excess := exclusive_excess(self.divert)) is not None:
+            raise located(("divert", excess, "exclusive"), f"more than {EXCLUSIVE_DIVERTS_MAX} enabled diverts are exclusive")
         return self
 
     @model_validator(mode="after")

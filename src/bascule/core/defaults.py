@@ -25,6 +25,8 @@ SPILL_BYTES: Final = 10 << 30
 SPILL_FREE_BYTES: Final = 256 << 20
 #: A SEND entry of the journal counts the queues of a message in 16 bits.
 QUEUES_MAX: Final = 65_535
+#: A SEND entry of the journal counts the exclusive diverts that take a message in 8 bits, and all of them may take the same message.
+EXCLUSIVE_DIVERTS_MAX: Final = 255
 
 #: The minimum of Kafka (group.min.session.timeout.ms).
 SESSION_TIMEOUT_S: Final = 6.0

@@ -72,10 +72,17 @@ def has_wildcards(pattern: str) -> bool:
     return "*" in pattern or "#" in pattern
 
 
-def specificity(pattern: str) -> tuple[int, int, int]:
-    """Return the sort key of a pattern: a more specific pattern comes later."""
+def specificity(pattern: str) -> tuple[bool, bool, int, tuple[bool, ...]]:
+    """Return the sort key of a pattern: a more specific pattern comes later.
+
+    Of two patterns that are equal otherwise, the one with the earlier fixed word is more specific, whatever their order in the settings.
+
+    >>> specificity("*.eu") < specificity("orders.*")
+    True
+    """
     words = pattern.split(".")
-    return ("#" not in words, "*" not in words, len([word for word in words if word not in ("*", "#")]))
+    fixed = tuple([word not in ("*", "#") for word in words])
+    return ("#" not in words, "*" not in words, sum(fixed), fixed)
 
 
 def address_matches(pattern: str, address: str) -> bool:

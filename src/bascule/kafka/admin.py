@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +31,8 @@ from bascule.kafka.retrying import ask_until
 ADMIN_TIMEOUT_S = 30.0
 #: A running Kafka answers in milliseconds, a starting one in seconds.
 REACH_TIMEOUT_S = 10.0
+#: How long a request waits for a controller that was known, in seconds, before the client looks for the controller.
+KNOWN_TIMEOUT_S = 1.0
 #: Kafka's brokers learn of a new topic after some milliseconds.
 VISIBLE_PAUSE_S = 0.02
 #: A Kafka node lists a topic after it has created the logs of all earlier topics, which takes a minute on a busy machine.
@@ -62,6 +65,7 @@ class Topics:
         self._bootstrap = kafka["bootstrap.servers"]
         # Not a method: a client that refers to its owner would keep its threads until a garbage collection, which a broker seldom runs.
         self._refusals: list[str] = []
+        self._controller_known = False  # the last call of ``id_again`` was answered
         settings: dict[str, Any] = {**PROMPT, **kafka, "error_cb": partial(_note, self._refusals)}
         try:
             self._admin = clients.admin(settings)
@@ -152,22 +156,38 @@ class Topics:
         if not names:
             return {}
         deadline_s = time.monotonic() + timeout_s
-        admin = self._with_controller(timeout_s)
-
-        def ask() -> dict[str, str]:
-            found: dict[str, str] = {}
-            for name, future in admin.describe_topics(TopicCollection(names), request_timeout=timeout_s).items():
-                try:
-                    found[name] = str(future.result().topic_id)
-                except KafkaException as error:
-                    if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                        raise
-            return found
-
+        self._with_controller(timeout_s)
         try:
-            return ask_until(deadline_s, ask)
+            return ask_until(deadline_s, lambda: self._ids(names, timeout_s))
         except KafkaException as error:
             raise Unavailable(f"topics {', '.join(names)}: {words(error)}") from error
+
+    def id_again(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> str:
+        """Return the id of a topic as ``id`` does, for a caller that asks often: one request for this topic, if the last call succeeded.
+
+        ``id`` first asks for all topics of the cluster, because a client that knows no controller would wait for one in vain.
+        """
+        if self._controller_known:
+            self._controller_known = False
+            with suppress(KafkaException):  # the controller may have gone: look for it
+                found = self._ids([topic], min(timeout_s, KNOWN_TIMEOUT_S))
+                self._controller_known = topic in found
+                if self._controller_known:
+                    return found[topic]
+        topic_id = self.id(topic, timeout_s)
+        self._controller_known = True
+        return topic_id
+
+    def _ids(self, names: list[str], timeout_s: float) -> dict[str, str]:
+        """Return the id of each topic that exists. Raises KafkaException."""
+        found: dict[str, str] = {}
+        for name, future in self._admin.describe_topics(TopicCollection(names), request_timeout=timeout_s).items():
+            try:
+                found[name] = str(future.result().topic_id)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+        return found
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str], *, replication_factor: int = CLUSTER_DEFAULT) -> bool:
         """Create a topic; return False if it exists.

@@ -84,9 +84,9 @@ class ControlTopics:
                 definitions[name.removeprefix(DEFINITION_KEY)] = decoded(PipelineDefinition, stored.value, place)
             elif name.startswith(JOB_KEY) and (job := self._job(stored, place)) is not None:
                 redrives[name.removeprefix(JOB_KEY)] = job
-            elif name.startswith(COVERED_KEY):
+            elif name.startswith(COVERED_KEY) and (mark := self._readable(CoverageMark, stored.value, place)) is not None:
                 pipeline = _covered(name)
-                covered[pipeline] = (*covered.get(pipeline, ()), decoded(CoverageMark, stored.value, place))
+                covered[pipeline] = (*covered.get(pipeline, ()), mark)
         return Wishes(states, restarts, offsets, definitions, redrives, covered)
 
     def divert_definitions(

@@ -7,6 +7,7 @@ handles forks and which nobody uses.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -38,4 +39,5 @@ if os.environ.get("BASCULE_PIPELINE") != bascule.pipelines.jobs.RESIDENT:
     import bascule.pipelines.arrow_rows
 
 if __name__ == "__main__":
+    gc.freeze()  # a worker of PySpark collects garbage after each partition: without the modules this takes 0.1 ms in place of 30
     manager()

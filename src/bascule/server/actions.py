@@ -13,6 +13,7 @@ from bascule.broker.administration import Choice, Progress
 from bascule.broker.engine import Engine
 from bascule.broker.errors import UnknownAddress
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.subscription_names import NAME_DELIMITER, subscription_queue
 from bascule.config.address import check_address
 from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.errors import InvalidInput, Unavailable
@@ -22,7 +23,6 @@ from bascule.journal.branches import Ending
 from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.browsing import chosen_messages, selector_of
 from bascule.server.sending_messages import send
-from bascule.server.subscription_names import NAME_DELIMITER, subscription_queue
 
 if TYPE_CHECKING:
     from bascule.server.node import Node

@@ -45,9 +45,9 @@ async def arguments_of(request: Request) -> dict[str, Any]:
         if len(body) > BODY_BYTES_MAX:
             raise InvalidInput(f"the arguments have more than {BODY_BYTES_MAX} bytes")
     _check_depth(body)
-    try:
+    try:  # as text: of bytes, the parser would also accept UTF-16, in which quotes and brackets look otherwise
         arguments = json.loads(
-            body or b"{}", parse_constant=_no_number, parse_int=_integer, parse_float=_decimal, object_pairs_hook=_once_each
+            body.decode() or "{}", parse_constant=_no_number, parse_int=_integer, parse_float=_decimal, object_pairs_hook=_once_each
         )
     except ValueError as error:
         raise InvalidInput(f"the arguments are not valid JSON: {error}") from None

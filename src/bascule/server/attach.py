@@ -14,6 +14,7 @@ from bascule.amqp.link import Link, ReceiverLink, SenderLink
 from bascule.amqp.performatives import Coordinator, SenderSettleMode, Source, Target
 from bascule.broker.addresses import TEMPORARY_PREFIX
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.subscription_names import NAME_DELIMITER, subscription_queue
 from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.jms.message import DESTINATION_KINDS
@@ -22,7 +23,7 @@ from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.server.connection_reset import attached_late, reset_connection
 from bascule.server.coordinator import CoordinatorLink, in_first_transaction
 from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, ProducerLink, no_local_of, selector_of
-from bascule.server.subscription_names import NAME_DELIMITER, subscription_queue
+from bascule.server.ownership import check_client_id, check_owner
 from bascule.server.traced_links import consumer_link, producer_link
 
 if TYPE_CHECKING:
@@ -248,7 +249,9 @@ def _subscribe(client: Client, link: SenderLink, source: Source, address: str, s
     owner, name = _subscription(client, link)
     existing = _existing(client, owner, name, durable=durable)
     if existing is not None and owner is not None:
-        client.check_owner(existing)
+        check_owner(client, existing)
+    elif owner is not None and durable:
+        check_client_id(client)
     if existing is not None and durable and existing.shared != shared:
         there = "shared" if existing.shared else "unshared"
         raise AmqpError(NOT_ALLOWED, f"subscription {name!r} exists as {there}; unsubscribe it first")
@@ -298,7 +301,7 @@ def _find_subscription(client: Client, link: SenderLink) -> None:
     if queue is None:
         raise AmqpError(NOT_FOUND, f"there is no subscription {name!r}")
     if owner is not None:
-        client.check_owner(queue)
+        check_owner(client, queue)
     if queue.consumers:
         raise AmqpError(NOT_ALLOWED, f"subscription {name!r} is in use")
     client.authorize(Permission.DELETE_DURABLE_QUEUE, queue.address)

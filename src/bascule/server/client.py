@@ -14,7 +14,7 @@ from functools import partial
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from bascule.amqp.errors import CONNECTION_FORCED, DETACH_FORCED, UNAUTHORIZED_ACCESS, AmqpError
+from bascule.amqp.errors import CONNECTION_FORCED, DETACH_FORCED, AmqpError
 from bascule.amqp.link import Link
 from bascule.amqp.sasl import SaslServer
 from bascule.amqp.session import Session
@@ -113,7 +113,7 @@ class Client:
 
     def __init__(self, server: Node, wire: ClientTransport) -> None:
         self._server = server
-        self._permissions = server.permissions
+        self.permissions = server.permissions
         self.audit = server.audit
         self.tracing = server.tracing
         self._wire = wire
@@ -151,7 +151,7 @@ class Client:
         self.user, self.mechanism = sasl.user or "", sasl.mechanism
         self.user_ids = UserIdRule.of(self._server.validated_user, self.login)
         if sasl.identity is not None:
-            self._permissions = self._permissions.with_roles(sasl.identity.roles)
+            self.permissions = self._permissions.with_roles(sasl.identity.roles)
             self.login_until_s = sasl.identity.until_s
 
     @property
@@ -206,7 +206,7 @@ class Client:
         """Check a permission of the client's user on an address. Raises Unauthorized, AuditUnavailable."""
         self.audit.check()
         try:
-            self._permissions.authorize(self.user, permission, address)
+            self.permissions.authorize(self.user, permission, address)
         except Unauthorized as error:
             self._record(permission.value, address, allowed=False, result=str(error))
             raise
@@ -215,23 +215,6 @@ class Client:
     def login(self) -> str:
         """Return the user; "" if the client has connected without a login."""
         return "" if self.mechanism == ANONYMOUS else self.user
-
-    def may_end(self, owner: str) -> bool:
-        """Return whether the client's user may see and end the transaction branches of a user."""
-        if self._permissions.owns(self.user, owner):
-            return True
-        try:
-            self._permissions.authorize(self.user, Permission.RECOVER, MANAGEMENT_ADDRESS)
-        except Unauthorized:
-            return False
-        return True
-
-    def check_owner(self, queue: BrokerQueue) -> None:
-        """Check that the client's user has made a durable subscription. Raises AmqpError."""
-        if not self._permissions.owns(self.user, queue.user):
-            error = f"subscription {queue.subscription!r} belongs to another user than {self.user!r}"
-            self._record("subscription", queue.name, allowed=False, result=error)
-            raise AmqpError(UNAUTHORIZED_ACCESS, error)
 
     def unsubscribed(self, queue: BrokerQueue) -> None:
         """Delete a durable subscription for the client."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bascule.amqp import events
 from bascule.amqp.connection import Connection
-from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, INVALID_FIELD, AmqpError, amqp_error
+from bascule.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, AmqpError, amqp_error
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import SaslServer
 from bascule.amqp.states import ConnectionState
@@ -26,6 +26,7 @@ from bascule.server.handshakes import Handshake
 from bascule.server.links import WRITE_BUFFER_BYTES, ConsumerLink
 from bascule.server.listener_tls import tls_peer
 from bascule.server.open_properties import open_properties
+from bascule.server.ownership import check_sole_connection
 from bascule.server.pieces import OPENING_PIECE_BYTES
 from bascule.server.tokens import TOKEN_EXPIRED
 from bascule.server.traced_transfers import transfers_of
@@ -401,21 +402,19 @@ class ClientConnection(asyncio.Protocol):
         client.logged_in(self.sasl)
         properties = open_properties(self.server.failover)
         taken = self.server.container_ids.opened(self, client.container)
-        if taken and "sole-connection-for-container" in event.open.desired_capabilities:
-            info = {Symbol("invalid-field"): Symbol("container-id")}
-            self._refuse(properties, AmqpError(INVALID_FIELD, f"client id {client.container!r} is already connected", info))
-        elif self.server.reason:
-            self._refuse(properties, AmqpError(CONNECTION_FORCED, self.server.reason))
+        try:
+            if self.server.reason:
+                raise AmqpError(CONNECTION_FORCED, self.server.reason)
+            if "sole-connection-for-container" in event.open.desired_capabilities:
+                check_sole_connection(client, self.server.engine, taken=taken)
+            usage = self._usage = self.server.usage.connect(client.user, self._handshake.address, self.sasl.token_roles)
+        except (AmqpError, ResourceLimit) as error:
+            log.debug("connection refused", peer=self.peer, container=client.container, reason=error)
+            self._refuse(properties, amqp_error(error))
         else:
-            try:
-                usage = self._usage = self.server.usage.connect(client.user, self._handshake.address, self.sasl.token_roles)
-            except ResourceLimit as error:
-                log.debug("connection refused", peer=self.peer, container=client.container, reason=error)
-                self._refuse(properties, AmqpError(error.condition, str(error)))
-            else:
-                self._handshake.end()
-                self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
-                client.opened(event.open.properties, usage)
+            self._handshake.end()
+            self.amqp.open(offered_capabilities=CAPABILITIES, properties=properties)
+            client.opened(event.open.properties, usage)
         self._ticking()  # the open frame says how often the client wants to hear from the broker
         return None
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import bascule
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.subscription_names import owner_of
 from bascule.core.destination import Routing
 from bascule.server.answers import DefinitionsAnswer, HeldQueue, HeldSubscription
 from bascule.server.in_turns import in_turns
 from bascule.server.listing import check_known
-from bascule.server.subscription_names import owner_of
 
 if TYPE_CHECKING:
     from bascule.server.node import Node

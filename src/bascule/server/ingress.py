@@ -110,7 +110,7 @@ class _Effects:
         """Return the current id of the topic. Raises Unavailable."""
         if self._topics is None:
             self._topics = Topics(self._kafka)
-        return self._topics.id(self._topic, ANSWER_S)
+        return self._topics.id_again(self._topic, ANSWER_S)
 
     async def open(self, offset: int, committed: bool) -> None:
         """Begin to read at an offset. Raises Unavailable."""

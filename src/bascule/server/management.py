@@ -5,6 +5,7 @@ The requests are the calls of X/Open XA on transaction branches; ``branch_reques
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from bascule.amqp.errors import AmqpError
@@ -18,6 +19,7 @@ from bascule.core.xid import Xid
 from bascule.jms.message import NON_PERSISTENT, JmsMessage, decode_message, encode_message
 from bascule.jms.sections import APPLICATION_PROPERTIES, places, scan
 from bascule.server.attach import place_of
+from bascule.server.ownership import may_end
 
 if TYPE_CHECKING:
     from bascule.server.client import Client
@@ -89,7 +91,7 @@ class Request:
         if since is not None and (not isinstance(since, int) or isinstance(since, bool)):
             raise InvalidInput(f"since {since!r:.200} must be the position from an earlier response")
         client = self.client
-        return BranchRequest(operation, xid, client.container, client.transactions, name, since, client.login, client.may_end)
+        return BranchRequest(operation, xid, client.container, client.transactions, name, since, client.login, partial(may_end, client))
 
     def _xid(self) -> Xid:
         format_id = self.message.properties.get("formatId")

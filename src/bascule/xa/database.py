@@ -137,15 +137,21 @@ class DatabaseResource(Generic[HandleT]):
             self._from_outside(xid, Outcome.COMMIT)
             return
         self._branches.check(xid, Call.COMMIT_ONE_PHASE if one_phase else Call.COMMIT)
+        asked = not one_phase
         try:
             with self._working(xid) as work:
                 if one_phase:
-                    self.vote(work.raw, xid)  # the database would roll back a failed branch without an error
+                    self.vote_alone(work.raw, xid)  # the database would roll back a failed branch without an error
+                asked = True
                 with unprepared_commit() if one_phase else nullcontext():
                     work.commit()
         except UnknownXid as error:
             self._missing(xid, Outcome.COMMIT, error)
         except ResourceFailed as error:
+            if not asked:
+                raise BranchRolledBack(
+                    f"{self.name} lost branch {xid} before the commit: {error}", Code.XA_RBCOMMFAIL, cause=error
+                ) from error
             # A prepared branch is asked about again; for others this is the only chance to learn the outcome.
             with asked_about(error):
                 outcome = self.outcome(xid) if one_phase else None
@@ -203,6 +209,10 @@ class DatabaseResource(Generic[HandleT]):
     def vote(self, raw: Any, xid: Xid) -> Vote:  # noqa: ARG002 - for those who can tell
         """Return the vote before a prepare. Raises BranchRolledBack if the branch has failed already."""
         return Vote.YES
+
+    def vote_alone(self, raw: Any, xid: Xid) -> Vote:
+        """Return the vote before a commit in one phase, for which ``outcome`` may be asked. Raises BranchRolledBack."""
+        return self.vote(raw, xid)
 
     def refuse_failed(self, raw: Any, xid: Xid) -> None:
         """Raise BranchRolledBack before a commit with a decision if the branch has failed already, unless the commit shows it."""

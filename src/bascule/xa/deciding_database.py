@@ -89,6 +89,7 @@ class DecidingDatabase(DatabaseResource[HandleT]):
                 raw.rollback()
                 return decision
             try:
+                self.make_durable(raw)
                 self._table.insert(raw, decision)
                 raw.commit()
             except Exception as error:
@@ -129,6 +130,9 @@ class DecidingDatabase(DatabaseResource[HandleT]):
     def write_row(self, raw: Any, decision: Decision) -> None:
         """Write the row of a decision in the transaction of the branch. With ``commits_with_row``, also commit."""
         self._table.insert(raw, decision)
+
+    def make_durable(self, raw: Any) -> None:
+        """Let the current transaction survive a crash of the database once it is committed, if this depends on a setting."""
 
     def is_decided(self, error: Exception) -> bool:
         """Return True if ``write_row`` has failed because there is a row for the transaction."""

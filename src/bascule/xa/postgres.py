@@ -10,6 +10,7 @@ import asyncio
 import copy
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -37,6 +38,14 @@ _NOT_NOW = {
 _SCHEMA = f"SELECT nspname FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid WHERE c.oid = to_regclass('{TABLE}')"
 _PRIVILEGES = ("SELECT", "INSERT", "DELETE")
 _MAY_USE_TABLE = "SELECT " + " AND ".join(f"has_table_privilege('{TABLE}', '{each}')" for each in _PRIVILEGES)
+#: Differs after a crash, whether the server or only one of its sessions was killed, and on another server: a restart after a crash discards
+#: the statistics.
+_SERVER_RUN = (
+    "SELECT concat(extract(epoch FROM pg_postmaster_start_time())::numeric, '/', "
+    "extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time())::numeric)"
+)
+#: A crash of the server would lose a decision that was committed without waiting for the disk, after others have obeyed the decision.
+_DURABLE = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 _GRANT = f"GRANT {', '.join(_PRIVILEGES)} ON {TABLE} TO"
 
 
@@ -57,6 +66,8 @@ class PostgresRules(DecidingDatabase[HandleT]):
         """
         super().__init__(name, table=DecisionTable(cursor=_tuples), **rest)
         self._numbers: dict[Xid, str] = {}
+        self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # by connection
+        self._run_of: dict[Xid, str] = {}  # of branches that commit in one phase
         self._prepares = prepared
         self._checked = False
 
@@ -81,6 +92,18 @@ class PostgresRules(DecidingDatabase[HandleT]):
             return Vote.READ_ONLY
         self._numbers[xid] = number
         return Vote.YES
+
+    def vote_alone(self, raw: Any, xid: Xid) -> Vote:
+        """See DatabaseResource. Remember the run of the server.
+
+        A crash may lose the number of a transaction that has not ended, and the server then gives the number to another transaction.
+        """
+        vote = self.vote(raw, xid)
+        if vote is Vote.YES:
+            if raw not in self._runs:
+                self._runs[raw] = _one(raw, _SERVER_RUN)
+            self._run_of[xid] = self._runs[raw]
+        return vote
 
     def listed(self, raw: Any) -> Sequence[Xid]:
         """Return the prepared branches of this database. PostgreSQL lists all databases. Raises ResourceFailed for a standby."""
@@ -135,9 +158,14 @@ class PostgresRules(DecidingDatabase[HandleT]):
         return True
 
     def write_row(self, raw: Any, decision: Decision) -> None:
-        """See DecidingDatabase. If the first statement fails, PostgreSQL does not run the second one."""
+        """See DecidingDatabase. If a statement fails, PostgreSQL does not run the next one."""
         values = ", ".join(quote(each, raw) for each in row_of(decision))
-        _tuples(raw).execute(f"INSERT INTO {self._table.name} (gtrid, decision) VALUES ({values}); COMMIT".encode(raw.info.encoding))
+        insert = f"INSERT INTO {self._table.name} (gtrid, decision) VALUES ({values})"
+        _tuples(raw).execute(f"{_DURABLE}; {insert}; COMMIT".encode(raw.info.encoding))
+
+    def make_durable(self, raw: Any) -> None:
+        """See DecidingDatabase."""
+        _tuples(raw).execute(_DURABLE)
 
     def is_decided(self, error: Exception) -> bool:
         """See DecidingDatabase. The commit may fail too, because of a deferred constraint of a table of the application."""
@@ -163,6 +191,9 @@ class PostgresRules(DecidingDatabase[HandleT]):
         with translated(), self.connected() as raw:
             self._refuse_standby(raw)
             status = _one(raw, "SELECT pg_xact_status(%s::xid8)", number)
+            run = self._run_of.get(xid)
+            if run is not None and status != "aborted" and run != _one(raw, _SERVER_RUN):
+                return None  # it may be the status of a later transaction with the same number
         if status == "in progress":
             raise RetryLater(f"branch {xid} is being finished by another session")
         return {"committed": Outcome.COMMIT, "aborted": Outcome.ROLLBACK}.get(str(status))
@@ -181,6 +212,7 @@ class PostgresRules(DecidingDatabase[HandleT]):
 
     def _gone(self, xid: Xid, *, reusable: bool = True) -> None:
         if reusable:
+            self._run_of.pop(xid, None)
             self._numbers.pop(xid, None)
         super()._gone(xid, reusable=reusable)
 

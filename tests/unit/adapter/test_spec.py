@@ -38,6 +38,7 @@ def test_default_topics_of_activation_are_derived_from_group() -> None:
         ({"topics": ("",)}, "topics"),
         ({"topics": ("^a.*", "b")}, "names or a single pattern"),
         ({"topics": ("^a(",)}, "cannot be used: column"),
+        ({"topics": ("^a)(b",)}, "cannot be used"),
         ({"topics": (r"^(a)\1",)}, "are not supported"),
         ({"topics": ("^shop.*",)}, "topics without 'shop.retry'"),
         ({"topics": ("shop.dead-letter",)}, "topics without 'shop.dead-letter'"),

@@ -1,9 +1,12 @@
 """Defaults of settings, and values that are derived from them."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
 from bascule.config.settings import MIB, Broker, Settings
+from bascule.core.defaults import EXCLUSIVE_DIVERTS_MAX
 
 
 def test_settings_have_defaults_and_ignore_the_environment_without_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,6 +17,15 @@ def test_settings_have_defaults_and_ignore_the_environment_without_load(monkeypa
     assert settings.kafka.bootstrap_servers is None
     assert settings.journal_topics.journal == "bascule.journal"
     assert settings.journal_topics.dead_letters == "bascule.dead-letter"
+
+
+def test_more_exclusive_diverts_than_a_journal_entry_can_name_are_refused() -> None:
+    diverts: list[dict[str, Any]] = [{"name": f"d{number}", "from": "a", "exclusive": True} for number in range(EXCLUSIVE_DIVERTS_MAX + 1)]
+    diverts[7]["enabled"] = False
+    assert len(Settings.model_validate({"divert": diverts}).divert) == EXCLUSIVE_DIVERTS_MAX + 1
+    diverts[7]["enabled"] = True
+    with pytest.raises(ValidationError, match="more than 255 enabled diverts are exclusive"):
+        Settings.model_validate({"divert": diverts})
 
 
 def test_settings_are_immutable() -> None:

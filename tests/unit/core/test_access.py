@@ -52,6 +52,18 @@ def test_most_specific_rule_decides_and_inherits_nothing(user: str, permission: 
     assert RULES.decide(user, permission, address).rule == rule
 
 
+@pytest.mark.parametrize(("first", "second"), [("orders.*", "*.eu"), ("orders.#", "#.eu"), ("orders.*.eu", "*.uk.eu")])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_equally_specific_rules_the_one_with_the_earlier_fixed_word_decides_in_any_order(first: str, second: str, swapped: bool) -> None:
+    rules = [AccessRule(first, {P.SEND: frozenset({"sales"})}), AccessRule(second, {P.SEND: frozenset({ANY_ROLE})})]
+    access = AccessRules(reversed(rules) if swapped else rules, UserRoles({"sales": ["ann"]}))
+    address = "orders.uk.eu" if first.count(".") == 2 else "orders.eu"
+    assert access.decide("ann", P.SEND, address) == (
+        True, first, f"[[permission]] {first!r} gives 'send' to sales; user 'ann' has sales"
+    )  # fmt: skip
+    assert not access.decide("bob", P.SEND, address).allowed
+
+
 def test_address_that_no_rule_matches_is_denied_to_everybody() -> None:
     rules = AccessRules([AccessRule("orders.#", {P.SEND: frozenset({ANY_ROLE})})], UserRoles({}))
     rules.authorize("ann", P.SEND, "orders")

@@ -54,6 +54,25 @@ def test_topic_id_changes_when_topic_is_recreated(kafka: KafkaInMemory) -> None:
         topics.id("t")
 
 
+def test_topic_id_that_is_asked_often_takes_one_request_and_finds_a_recreated_topic(kafka: KafkaInMemory) -> None:
+    topics = Topics(SETTINGS)
+    kafka.create("t")
+    before = topics.id_again("t")
+    kafka.fail("list_topics", KafkaError.UNKNOWN)
+    assert topics.id_again("t") == before  # without a list of all topics
+    kafka.create("t")
+    assert topics.id_again("t") != before
+    kafka.faults.pop("list_topics")
+    kafka.fail("describe_topics", KafkaError._TIMED_OUT)  # as if the controller had gone
+    assert topics.id_again("t") == topics.id("t")
+    del kafka.topics["t"]
+    with pytest.raises(Unavailable, match="there is no topic t"):
+        topics.id_again("t")
+    kafka.fail("list_topics", KafkaError.UNKNOWN)
+    with pytest.raises(Unavailable, match="Kafka does not answer"):
+        topics.id_again("t")  # after a failure, the controller is looked for
+
+
 def test_unwritable_topic_is_detected_before_write(kafka: KafkaInMemory) -> None:
     topics = Topics(SETTINGS)
     kafka.create("t")

@@ -139,3 +139,14 @@ print(sum(file.read_text() != "jemalloc_bg_thd\\n" for file in Path("/proc/self/
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as Spark sets it
     done = subprocess.run([sys.executable, "-c", code], env=one_thread, capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
+
+
+def test_workers_do_not_collect_the_modules_of_the_process_that_forks_them() -> None:
+    code = """
+import gc, runpy, pyspark.daemon
+pyspark.daemon.manager = lambda: print(gc.get_freeze_count(), gc.get_count()[0] + len(gc.get_objects()))
+runpy.run_module("bascule.pipelines.worker_daemon", run_name="__main__")
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    frozen, examined = map(int, said.split())
+    assert frozen > 20 * examined

@@ -53,3 +53,11 @@ def test_brackets_in_strings_are_no_levels() -> None:
     assert arguments_in(json.dumps(given).encode()) == given
     with pytest.raises(InvalidInput, match="nested more than"):
         arguments_in(b'{"a": "\\"", "b": ' + b"[" * DEPTH_MAX + b"]" * DEPTH_MAX + b"}")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig"])
+def test_arguments_in_another_encoding_than_utf_8_are_refused(encoding: str) -> None:
+    nested = '{"a": ["\u2200", ' + "[" * 5_000 + "]" * 5_000 + "]}"  # a byte of this character is a quote in UTF-8
+    for text in ('{"a": 1}', nested):
+        with pytest.raises(InvalidInput, match=r"not valid JSON|nested more than"):
+            arguments_in(text.encode(encoding))

@@ -110,7 +110,7 @@ async def test_fault_of_a_management_request_refuses_only_the_request() -> None:
     served = Served()
     client = Client(served)
     link = client.producer(MANAGEMENT_ADDRESS)
-    client.connection.client._permissions = Faulty()
+    client.connection.client.permissions = Faulty()
     link.send(encode_message(JmsMessage(reply_to="answers", reply_to_kind="queue", body_kind="message")))
     served.settle(client)
     (event,) = client.events_of(Dispositioned)

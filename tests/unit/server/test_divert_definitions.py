@@ -75,6 +75,13 @@ def test_divert_is_created_changed_and_deleted_once_it_is_covered(topics: Contro
         asked(topics, ask)
 
 
+def test_damaged_coverage_mark_is_passed_over(topics: ControlTopics) -> None:
+    topics.say_covered("late", 5, CoverageMark("id", 1, 5))
+    topics._store("covered/divert:late/6", b"damaged")
+    topics._store("covered/damaged", b"{}")
+    assert topics.wishes(10).covered == {"divert:late": (CoverageMark("id", 1, 5),)}
+
+
 def test_request_without_an_active_broker_says_that_the_definition_stays(topics: ControlTopics, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_definitions, "COVERED_WITHIN_S", 0.5)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from bascule.amqp.connection import Connection
-from bascule.amqp.errors import CONNECTION_FORCED, INVALID_FIELD, AmqpError
+from bascule.amqp.errors import CONNECTION_FORCED, INVALID_FIELD, UNAUTHORIZED_ACCESS, AmqpError
 from bascule.amqp.events import ConnectionClosed, Opened
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import AnonymousClient, SaslClient
 from bascule.amqp.types import Symbol
+from bascule.core.access import AccessRules
+from bascule.core.destination import Routing
+from bascule.core.roles import UserRoles
 from tests.support.costs import calls_of
 from tests.unit.server.served import Client, Served, Wire, run_async
 
@@ -131,3 +134,21 @@ async def test_client_gets_the_list_of_failover_brokers() -> None:
     others = Opening(served).properties[Symbol("failover-server-list")]
     assert others == [{"network-host": "b", "port": 5672}]
     assert all(isinstance(field, Symbol) for field in others[0])
+
+
+@run_async
+async def test_client_id_with_durable_subscriptions_of_another_user_is_refused_until_they_are_gone() -> None:
+    served = Served()
+    queue = served.engine.create_queue("shop.news", "news", Routing.MULTICAST, subscription="news", user="ann")
+    assert Opening(served, "shop", SOLE_CONNECTION).refusal is None  # without permissions
+    served.permissions = AccessRules([], UserRoles({}))
+    refusals = [Opening(served, *wanted).refusal for wanted in (("shop",), ("other", SOLE_CONNECTION))]
+    assert refusals == [None, None]
+    for connection in list(served.container_ids._connections["shop"]):
+        connection.connection_lost(None)
+    refused = Opening(served, "shop", SOLE_CONNECTION)
+    assert refused.refusal is not None
+    assert refused.refusal.condition == UNAUTHORIZED_ACCESS
+    refused.connection.connection_lost(None)
+    served.engine.delete_queue(queue)
+    assert Opening(served, "shop", SOLE_CONNECTION).refusal is None

@@ -14,8 +14,8 @@ from bascule.amqp.link import ReceiverLink
 from bascule.amqp.performatives import Source, Target
 from bascule.amqp.types import Described, Symbol
 from bascule.broker.policy import Policy
+from bascule.broker.subscription_names import owner_of, subscription_queue
 from bascule.core.destination import Routing
-from bascule.server.subscription_names import owner_of, subscription_queue
 from bascule.testing.broker import BrokerInMemory
 from tests.unit.server.served import TOPIC, Client, Served, run_async
 

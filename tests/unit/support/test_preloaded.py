@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bascule.core.crash import ARMED_VARIABLE
 from bascule.embedded.process import free_port
+from bascule.threads.background import in_background
 from tests.support import preloaded
 from tests.support.preloaded import PreloadedChild, Program, fork, possible
 from tests.support.system import wait_for
@@ -84,3 +88,37 @@ def test_processes_end_with_the_one_that_forked_them(tmp_path: Path) -> None:
 def test_variable_that_may_decide_about_imports_rules_a_fork_out() -> None:
     assert possible({"BASCULE_BROKER__PORT": "1", "PYTHONUNBUFFERED": "1"})
     assert not possible({"PYTHONPATH": "other"})
+
+
+def test_several_threads_may_wait_for_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that forks tells the exit code once: a second thread that asked for the code waited in vain."""
+    broker = running(tmp_path)
+    process = broker._process
+    assert isinstance(process, preloaded._Process)
+    os.kill(process.pid, signal.SIGKILL)
+    ready, asked, go = threading.Semaphore(0), list[int](), threading.Event()
+    code_of, registered = process._parent.code_of, select.poll
+
+    class Poll:
+        def __init__(self) -> None:
+            self._poll = registered()
+            self.register = self._poll.register
+
+        def poll(self, timeout_ms: float | None) -> object:
+            found = self._poll.poll(timeout_ms)
+            ready.release()
+            return found
+
+    def ask(pid: int) -> int:
+        asked.append(pid)
+        assert go.wait(60)
+        return code_of(pid) if len(asked) == 1 else 0
+
+    monkeypatch.setattr(process._parent, "code_of", ask)
+    monkeypatch.setattr(select, "poll", Poll)
+    waiting = [in_background(partial(process.wait, 60), "waits") for _ in range(2)]
+    for _ in waiting:
+        assert ready.acquire(timeout=60)
+    go.set()
+    assert [each.result(60) for each in waiting] == [-signal.SIGKILL] * 2
+    assert asked == [process.pid]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -22,6 +20,7 @@ from bascule.xa.recovery import Recoverer
 from bascule.xa.resource import Vote
 from bascule.xa.sqlalchemy import SqlAlchemyResource
 from bascule.xa.xid import Xid, branch, new_gtrid
+from tests.unit.xa.postgres_server import Connection, Server
 
 TIMEOUT_S = 30.0
 
@@ -32,159 +31,6 @@ def test_invalid_connection_string_is_refused_without_showing_it(conninfo: str) 
         PostgresResource("db", conninfo)
     assert "hunter2" not in str(raised.value)
     assert raised.value.__suppress_context__
-
-
-class Server:
-    """A server in memory: prepared transactions by name, and the statuses of ended_branch transactions by number."""
-
-    def __init__(self) -> None:
-        self.rows: list[str] = []
-        self.prepared: dict[str, tuple[str, list[str], psycopg.Xid]] = {}
-        self.statuses: dict[str, str] = {}
-        self.values: dict[str, object] = {
-            "max_prepared_transactions": "100",
-            "pg_is_in_recovery": False,
-            "current_database": "shop",
-            "nspname": "public",
-            "to_regclass": False,
-            "has_table_privilege": True,
-        }
-        self.foreign: list[psycopg.Xid] = []
-        self.connections: list[Connection] = []
-        self.away = False
-
-    def connect(self, _conninfo: str) -> Connection:
-        if self.away:
-            raise psycopg.OperationalError("connection refused")
-        self.connections.append(Connection(self))
-        return self.connections[-1]
-
-    def finish(self, name: str, *, commit: bool) -> None:
-        if name not in self.prepared:
-            raise psycopg.errors.UndefinedObject(f'prepared transaction with identifier "{name}" does not exist')
-        number, rows, _ = self.prepared.pop(name)
-        self.end(number, rows, commit=commit)
-
-    def end(self, number: str, rows: list[str], *, commit: bool) -> None:
-        self.rows += rows if commit else []
-        self.statuses[number] = "committed" if commit else "aborted"
-
-
-class Handle:
-    """A copy of a connection object. The copy uses the same session until it gets another ``pgconn``."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.__dict__["connection"] = connection
-        self.__dict__["pgconn"] = SimpleNamespace(backend_pid=4711, status=ConnStatus.OK)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.connection, name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name == "pgconn":
-            self.__dict__[name] = value
-        else:
-            setattr(self.connection, name, value)
-
-
-class Connection:
-    """The methods of psycopg's connection that the resource uses.
-
-    ``lost`` is "before" or "after": the connection fails before or after the server carries out the next end of a transaction.
-    """
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.info = SimpleNamespace(transaction_status=TransactionStatus.IDLE)
-        self.lock = threading.Lock()
-        self.lost = ""
-        self.closed = False
-        self.statements: list[str] = []
-        self._xid: psycopg.Xid | None = None
-        self._number: str | None = None
-        self._rows: list[str] = []
-        self._result: Any = None
-
-    def __copy__(self) -> Handle:
-        return Handle(self)
-
-    def xid(self, format_id: int, gtrid: str, bqual: str) -> psycopg.Xid:
-        return psycopg.Xid.from_parts(format_id, gtrid, bqual)
-
-    def tpc_begin(self, xid: psycopg.Xid) -> None:
-        if self.lost:
-            raise psycopg.OperationalError("the connection is lost")
-        self._xid, self._number, self._rows = xid, None, []
-        self.info.transaction_status = TransactionStatus.INTRANS
-
-    def insert(self, row: str) -> None:
-        if self._number is None:
-            self._number = str(len(self.server.statuses) + 1)
-            self.server.statuses[self._number] = "in progress"
-        self._rows.append(row)
-
-    def tpc_prepare(self) -> None:
-        self._reach("before")
-        assert self._xid is not None
-        assert self._number is not None
-        self.server.prepared[str(self._xid)] = (self._number, self._rows, self._xid)
-        self._reach("after")
-
-    def tpc_commit(self, xid: psycopg.Xid | None = None) -> None:
-        self._end(xid, commit=True)
-
-    def tpc_rollback(self, xid: psycopg.Xid | None = None) -> None:
-        self._end(xid, commit=False)
-
-    def _end(self, xid: psycopg.Xid | None, *, commit: bool) -> None:
-        self._reach("before")
-        name = str(xid or self._xid)
-        if xid is not None or name in self.server.prepared or self._was_prepared():
-            self.server.finish(name, commit=commit)
-        elif self._number is not None:
-            self.server.end(self._number, self._rows, commit=commit)
-        self._xid, self._number, self._rows = None, None, []
-        self.info.transaction_status = TransactionStatus.IDLE
-        self._reach("after")
-
-    def _was_prepared(self) -> bool:
-        return self._number is not None and self.server.statuses[self._number] != "in progress"
-
-    def _reach(self, moment: str) -> None:
-        if self.lost == moment:
-            if moment == "before" and self._number is not None and str(self._xid) not in self.server.prepared:
-                self.server.end(self._number, [], commit=False)
-            raise psycopg.OperationalError("the connection is lost")
-
-    def tpc_recover(self) -> list[psycopg.Xid]:
-        own = [
-            psycopg.Xid(each.format_id, each.gtrid, each.bqual, None, "me", self.server.values["current_database"])  # type: ignore[arg-type]
-            for _, _, each in self.server.prepared.values()
-        ]
-        return [*own, *self.server.foreign]
-
-    def cursor(self, **_: Any) -> Connection:
-        return self
-
-    def execute(self, query: str, parameters: tuple[str, ...] = ()) -> Connection:
-        self.statements.append(query)
-        if "pg_current_xact_id_if_assigned" in query:
-            self._result = self._number
-        elif "pg_xact_status" in query:
-            self._result = self.server.statuses.get(parameters[0])
-        elif not query.startswith(("SET LOCAL", "CREATE TABLE")):
-            self._result = next(value for name, value in self.server.values.items() if name in query)
-        return self
-
-    def fetchone(self) -> tuple[Any]:
-        return (self._result,)
-
-    def rollback(self) -> None: ...
-
-    def commit(self) -> None: ...
-
-    def close(self) -> None:
-        self.closed = True
 
 
 @pytest.fixture
@@ -282,6 +128,32 @@ def test_one_phase_commit_with_lost_answer_reports_actual_outcome(server: Server
     with pytest.raises(ResourceFailed):  # in doubt
         resource.commit(xid, one_phase=True)
     assert server.rows == ["1", "3"]
+
+
+def test_connection_lost_before_one_phase_commit_is_asked_rolls_branch_back(server: Server) -> None:
+    resource = PostgresResource("db", "")
+    xid, connection = ended_branch(resource, "1")
+    connection.broken, server.away = True, True
+    with pytest.raises(BranchRolledBack) as rolled_back:
+        resource.commit(xid, one_phase=True)
+    assert rolled_back.value.retriable
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [("committed", ResourceFailed), ("in progress", ResourceFailed), ("aborted", BranchRolledBack)]
+)
+def test_status_after_server_crash_may_be_that_of_a_later_transaction(server: Server, status: str, error: type[Exception]) -> None:
+    """The crash loses the number of the transaction, and the server gives the number to another one."""
+    resource = PostgresResource("db", "")
+    for _ in range(2):  # the second branch uses the connection of the first
+        xid, connection = ended_branch(resource, "1")
+        resource.commit(xid, one_phase=True)
+    xid, connection = ended_branch(resource, "2")
+    connection.lost = "crash"
+    connection.crash = lambda: server.restart({str(len(server.statuses)): status})
+    with pytest.raises(error):
+        resource.commit(xid, one_phase=True)
+    assert server.rows == ["1", "1"]
 
 
 def test_one_phase_commit_with_lost_answer_stays_in_doubt_when_status_query_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +267,8 @@ def test_handle_is_unusable_after_its_branch_while_session_is_reused(server: Ser
     resource = PostgresResource("db", "")
     xid = branch(new_gtrid("test", 0), "db")
     handle: Any = resource.start(xid, timeout_s=TIMEOUT_S)
-    assert handle.pgconn.status is ConnStatus.OK
+    before = handle.pgconn.status
+    assert before is ConnStatus.OK
     resource.end(xid, success=True)
     assert handle.pgconn.status is ConnStatus.BAD
     with pytest.raises(psycopg.OperationalError, match="transaction of this connection is over"):

@@ -153,6 +153,7 @@ _regex: Final = lru_cache(100)(LinearRegex)
 def _matches(pattern: str, topic: str) -> bool:
     """Return whether the beginning of a name matches. The Kafka client matches by itself: what is checked here is as quick there."""
     try:
+        _regex(pattern)  # alone: "a)(b" is valid between the brackets below only
         return _regex(f"(?s)(?:{pattern}).*").fullmatch(topic) is not None
     except ValueError as error:
         raise InvalidInput(f"topics: {pattern!r:.200} cannot be used: {error}") from error

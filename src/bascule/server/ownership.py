@@ -1,0 +1,73 @@
+"""What belongs to users: client ids and durable subscriptions to the user who made them, branches to the user who prepared them.
+
+A client id belongs to the users of its durable subscriptions. Without such a subscription it belongs to nobody, because many AMQP clients
+have a fixed container id, for example the name of their host, under any number of users.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bascule.amqp.errors import INVALID_FIELD, UNAUTHORIZED_ACCESS, AmqpError
+from bascule.amqp.types import Symbol
+from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
+
+if TYPE_CHECKING:
+    from bascule.broker.engine import Engine
+    from bascule.broker.queue import BrokerQueue
+    from bascule.server.client import Client
+
+
+def check_sole_connection(client: Client, engine: Engine, *, taken: bool) -> None:
+    """Check that a client may be the sole connection of its client id. Raises AmqpError.
+
+    ``taken``: another open connection has the id. JMS clients ask for a sole connection.
+    """
+    if taken:
+        info = {Symbol("invalid-field"): Symbol("container-id")}
+        raise AmqpError(INVALID_FIELD, f"client id {client.container!r} is already connected", info)
+    if not _has_client_id(client, engine) and not _recovers(client):
+        raise AmqpError(UNAUTHORIZED_ACCESS, _refusal(client))  # the refused login is in the audit
+
+
+def check_client_id(client: Client) -> None:
+    """Check that the client's user may make a durable subscription with its client id. Raises AmqpError."""
+    if not _has_client_id(client, client.engine):
+        raise _refused(client, client.container, _refusal(client))
+
+
+def check_owner(client: Client, queue: BrokerQueue) -> None:
+    """Check that the client's user has made a durable subscription. Raises AmqpError."""
+    if not client.permissions.owns(client.user, queue.user):
+        raise _refused(client, queue.name, f"subscription {queue.subscription!r} belongs to another user than {client.user!r}")
+
+
+def may_end(client: Client, owner: str) -> bool:
+    """Return whether the client's user may see and end the transaction branches of a user."""
+    return client.permissions.owns(client.user, owner) or _recovers(client)
+
+
+def _recovers(client: Client) -> bool:
+    """Return whether the client may end the branches of other users. It may connect with their client ids to do so."""
+    try:
+        client.permissions.authorize(client.user, Permission.RECOVER, MANAGEMENT_ADDRESS)
+    except Unauthorized:
+        return False
+    return True
+
+
+def _has_client_id(client: Client, engine: Engine) -> bool:
+    """Return whether the client id belongs to nobody, or to the client's user. A subscription without a user is for all users."""
+    users = engine.addresses.subscribers.get(client.container)
+    if not users or client.user in users or "" in users:
+        return True
+    return client.permissions.owns(client.user, next(iter(users)))  # without permissions, everything belongs to everybody
+
+
+def _refusal(client: Client) -> str:
+    return f"client id {client.container!r} has durable subscriptions of another user than {client.user!r}"
+
+
+def _refused(client: Client, on: str, error: str) -> AmqpError:
+    client.audit.record("subscription", on, who=client.user, peer=client.peer, allowed=False, result=error)
+    return AmqpError(UNAUTHORIZED_ACCESS, error)
