@@ -25,6 +25,8 @@ SINK: Final = "sink"
 #: How long a resident task waits for a waiting task, and then for its records, in seconds.
 READY_S: Final = 60.0
 ANSWER_S: Final = 60.0
+#: How long a waiting task may take to receive the messages of a batch, in seconds.
+SEND_S: Final = 30.0
 #: Interval, in seconds, at which a resident task that waits looks whether Spark lives.
 LOOK_S: Final = 1.0
 #: How long the ends of a waiting task try to reach the resident task, which starts at the same time.
@@ -92,6 +94,8 @@ def _exactly(connection: socket.socket, size: int, alive: Callable[[], None], de
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise
             continue
+        except ConnectionError:
+            raise Gone from None
         if not part:
             raise Gone
         found += part
@@ -125,15 +129,13 @@ class Transformer:
     """The side of the resident task. Use it from one thread, as a context manager."""
 
     def __init__(self, path: str, diverts: Sequence[str], alive: Callable[[], None] = lambda: None) -> None:
-        """Listen on a socket at ``path``. ``alive`` raises an error when there is no need to wait any more."""
+        """Listen on a socket at ``path``. ``alive`` raises an error when there is no need to wait any more.
+
+        Raises NotTransformed if the socket cannot be used, for example because its path is too long.
+        """
         self._alive = alive
         self._waiting = {divert: _Waiting() for divert in diverts}
-        with suppress(FileNotFoundError):
-            os.unlink(path)  # of a task that was killed
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(path)
-        self._listener.listen(_BACKLOG)
-        self._listener.setblocking(False)
+        self._listener = _listener(path)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
 
@@ -156,7 +158,11 @@ class Transformer:
                 pairs[divert] = ends = self._handed_over(divert, messages)
                 opened.callback(_close, ends)
             deadline_s = time.monotonic() + ANSWER_S
-            return {divert: self._answer(divert, ends[SINK], bytes_max, deadline_s) for divert, ends in pairs.items()}
+            found: dict[str, list[MadeRow]] = {}
+            for divert, ends in pairs.items():
+                found[divert], size = self._answer(divert, ends[SINK], bytes_max, deadline_s)
+                bytes_max -= size
+            return found
 
     def _handed_over(self, divert: str, messages: Sequence[AskedMessage]) -> dict[str, socket.socket]:
         """Give messages to a waiting task of the divert, and return its ends."""
@@ -165,6 +171,7 @@ class Transformer:
         while True:
             ends = self._ready(divert, deadline_s)
             try:
+                ends[SOURCE].settimeout(SEND_S)  # it covers the whole of what is sent, not each part
                 send(ends[SOURCE], said)
                 return ends
             except OSError:  # it has ended since it connected
@@ -175,9 +182,10 @@ class Transformer:
         while True:
             self._accept(0.0)
             for job, ends in list(found.items()):
-                if len(ends) == 2:
+                ended = any(map(_has_ended, ends.values()))
+                if ended or len(ends) == 2:
                     del found[job]
-                    if not any(map(_has_ended, ends.values())):
+                    if not ended:
                         return ends
                     _close(ends)
             if time.monotonic() >= deadline_s:
@@ -193,18 +201,22 @@ class Transformer:
             except BlockingIOError:
                 return
             connection.settimeout(LOOK_S)
+            timeout_s = 0.0
             try:
                 role, divert, job = receive(connection, deadline_s=time.monotonic() + LOOK_S)
             except (Gone, OSError):
                 connection.close()
                 continue
-            before = self._waiting[divert].ends.setdefault(job, {}).pop(role, None)
-            if before is not None:
-                before.close()
-            self._waiting[divert].ends[job][role] = connection
-            timeout_s = 0.0
+            if divert not in self._waiting:
+                connection.close()
+                continue
+            ends = self._waiting[divert].ends.setdefault(job, {})
+            if role in ends:
+                ends[role].close()
+            ends[role] = connection
 
-    def _answer(self, divert: str, sink: socket.socket, bytes_max: int, deadline_s: float) -> list[MadeRow]:
+    def _answer(self, divert: str, sink: socket.socket, bytes_max: int, deadline_s: float) -> tuple[list[MadeRow], int]:
+        """Return the records of a divert, and their size in bytes."""
         made: list[MadeRow] = []
         size = 0
         try:
@@ -214,11 +226,25 @@ class Transformer:
                 if size > bytes_max:
                     raise NotTransformed(f"divert {divert!r}: the transformation produced more than {bytes_max} bytes from a batch")
                 made += some
-        except (Gone, ConnectionError) as error:
+        except Gone as error:
             raise NotTransformed(f"divert {divert!r}: the waiting task ended without an answer") from error
         except TimeoutError as error:
             raise NotTransformed(f"divert {divert!r}: the waiting task gave no answer within {ANSWER_S:.0f} s") from error
-        return made
+        return made, size
+
+
+def _listener(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # of a task that was killed
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise NotTransformed(f"could not listen for waiting tasks at {path}: {error}") from error
+    listener.setblocking(False)
+    return listener
 
 
 def _has_ended(connection: socket.socket) -> bool:

@@ -92,6 +92,85 @@ def test_records_beyond_the_limit_are_refused(path: str) -> None:
             thread.join()
 
 
+def test_limit_of_records_counts_for_all_diverts_together(path: str) -> None:
+    part = MANY_BYTES // 2 + 1
+    with Transformer(path, ["one", "two"]) as transformer:
+        threads = [in_thread(lambda divert=divert: asked_messages(path, divert, "job")) for divert in ("one", "two")]  # type: ignore[misc]
+        threads += [in_thread(lambda divert=divert: answer(path, divert, "job", iter([(part, [RECORD])]))) for divert in ("one", "two")]  # type: ignore[misc]
+        with pytest.raises(NotTransformed, match="divert 'two': the transformation produced more than"):
+            transformer.records({"one": MESSAGES, "two": MESSAGES}, MANY_BYTES)
+        for thread in threads:
+            thread.join()
+
+
+def test_answer_that_takes_too_long_is_given_up_and_its_late_records_belong_to_no_other_batch(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "LOOK_S", 0.01)
+    monkeypatch.setattr(exchange, "ANSWER_S", 0.05)
+    given_up = threading.Event()
+
+    def late() -> Iterator[tuple[int, list[MadeRow]]]:
+        assert given_up.wait(30)
+        yield 9, [RECORD]
+
+    def sink() -> None:
+        with pytest.raises(ConnectionError):
+            answer(path, "one", "slow", late())
+
+    with Transformer(path, ["one"]) as transformer:
+        threads = [in_thread(lambda: asked_messages(path, "one", "slow")), in_thread(sink)]
+        with pytest.raises(NotTransformed, match="no answer within"):
+            transformer.records({"one": MESSAGES}, MANY_BYTES)
+        given_up.set()
+        for thread in threads:
+            thread.join()
+        monkeypatch.setattr(exchange, "ANSWER_S", 30.0)
+        threads = [in_thread(lambda: asked_messages(path, "one", "next")), in_thread(lambda: answer(path, "one", "next", iter(())))]
+        assert transformer.records({"one": MESSAGES}, MANY_BYTES) == {"one": []}
+        for thread in threads:
+            thread.join()
+
+
+def test_batch_is_received_in_longer_than_the_interval_of_looks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "LOOK_S", 0.05)
+    large = [AskedMessage(7, 0, 1, 0, "a", 0, b"x" * (8 << 20))]
+    begin = threading.Event()
+    seen: list[int] = []
+
+    def source() -> None:
+        with connected(path, SOURCE, "one", "job") as connection:
+            assert begin.wait(30)
+            seen.append(len(exchange.receive(connection)))
+
+    with Transformer(path, ["one"]) as transformer:
+        threads = [in_thread(source), in_thread(lambda: answer(path, "one", "job", iter(())))]
+        # Longer than LOOK_S: with that as its timeout, the send would fail before the source begins to read.
+        timer = threading.Timer(0.3, begin.set)
+        timer.start()
+        assert transformer.records({"one": large}, MANY_BYTES) == {"one": []}
+        for thread in threads:
+            thread.join()
+    assert seen == [1]
+
+
+def test_end_of_unknown_divert_is_closed_and_affects_no_other(path: str) -> None:
+    with Transformer(path, ["one"]) as transformer:
+        stranger = connected(path, SOURCE, "other", "job")
+        threads = [in_thread(lambda: asked_messages(path, "one", "job")), in_thread(lambda: answer(path, "one", "job", iter(())))]
+        assert transformer.records({"one": MESSAGES}, MANY_BYTES) == {"one": []}
+        for thread in threads:
+            thread.join()
+        with stranger, pytest.raises(exchange.Gone):
+            exchange.receive(stranger)
+
+
+def test_socket_that_cannot_be_used_is_reported_as_a_failure_of_the_exchange(tmp_path: Path) -> None:
+    with pytest.raises(NotTransformed, match="could not listen for waiting tasks") as raised:
+        Transformer(str(tmp_path / ("x" * 200)), ["one"])
+    assert raised.value.end == 0, "no record has to be carried in another way"
+
+
 def test_resident_task_that_waits_ends_with_spark(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "LOOK_S", 0.01)
 
