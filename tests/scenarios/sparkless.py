@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -84,7 +84,7 @@ class Job:
             carry_up_to(Context(), task, self.shipped.kafka, end)
 
 
-def carry_up_to(_context: Context, task: Resident, kafka: Mapping[str, object], end: int) -> None:
+def carry_up_to(_context: Context, task: Resident, kafka: Mapping[str, object], end: int, _pool: object = None) -> None:
     """Carry in this process what a worker of Spark carries when a divert catches up."""
     task.run(lambda start: nullcontext(_taken(kafka, start, end)))
 
@@ -99,6 +99,7 @@ class Context:
     """The part of Spark that the driver needs."""
 
     _gateway = None
+    environment: ClassVar[dict[str, str]] = {}
 
     def stop(self) -> None:
         """Do nothing: there is no Spark to stop."""
@@ -111,7 +112,6 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver, "carry_up_to", carry_up_to)
     patch.setattr(driver, "cores", lambda *_: 2)
     patch.setattr(driver, "waiting_stages", lambda *_: [])
-    patch.setattr(driver.Driver, "_set_pool", lambda *_: None)
 
 
 def workers_end() -> None:

@@ -196,6 +196,11 @@ def master_url(pipelines: PipelinesSpec) -> str:
     return f"local[{LOCAL_SLOTS}]" if _local_cores(pipelines) is not None else pipelines.master
 
 
+def has_local_slots(pipelines: PipelinesSpec) -> bool:
+    """Return whether Spark has LOCAL_SLOTS slots. A master such as ``local[2,3]`` or ``local-cluster[1,2,1024]`` names its own number."""
+    return _local_cores(pipelines) is not None
+
+
 def runs_locally(pipelines: PipelinesSpec) -> bool:
     """Return whether Spark runs its tasks on the machine of the driver, without executors."""
     return pipelines.master.startswith("local")

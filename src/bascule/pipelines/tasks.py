@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bascule.core import crash
-from bascule.core.errors import BadRecord, BasculeError, Scope
+from bascule.core.errors import BadRecord, BasculeError, Scope, Unavailable
 from bascule.core.kafka_records import KafkaRecord, Place, Taken
 from bascule.journal.errors import ForeignRecord
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_send, entries
@@ -44,7 +44,7 @@ OFFSET_MAX = 2**63 - 1
 #: loaded broker contain many messages each, and a batch of them would not fit into memory.
 MADE_BYTES_MAX = 256 << 20
 #: Memory, in bytes, of a record in addition to its content.
-_HELD_BYTES = 1_000
+HELD_BYTES = 1_000
 #: The report of a task: Spark requires a row, and only the driver's progress shows it.
 REPORT_SCHEMA = "records long, written long"
 
@@ -117,7 +117,8 @@ class DivertTask:
     results of users' transformations (transformation.RECORD_SCHEMA); they come before the journal's own rows. ``failed`` has the messages
     on which a transformation failed, by divert, and why. Messages of exclusive diverts that are not configured are dead-lettered by the
     position that answers for them: the divert's own position if it has one, otherwise the common position (``known``). ``made_bytes_max``
-    limits the size of transformed rows; it is None for a single journal record, which is never split.
+    limits the size of transformed rows; it is None for a single journal record, which is never split. A batch whose rows begin at the
+    offset ``start`` is refused if the position is before it: it would skip the records between them.
     """
 
     pipelines: PipelinesSpec
@@ -126,12 +127,18 @@ class DivertTask:
     known: KnownDiverts = KnownDiverts()
     failed: dict[tuple[str, int, int], str] = field(default_factory=dict)
     made_bytes_max: int | None = MADE_BYTES_MAX
+    start: int = 0
 
     def __call__(self, batches: Batches) -> Batches:
-        """Carry the rows of one batch in order. Raises BatchTooLarge before anything is written."""
+        """Carry the rows of one batch in order.
+
+        Raises, before anything is written, BatchTooLarge, and Unavailable if it would skip records.
+        """
         import pyarrow as pa
 
         position = held_position(self.pipelines, self.claim)
+        if position.offset < self.start:
+            raise Unavailable(f"the batch begins at offset {self.start}, and the position was moved back to {position.offset}")
         reader, engine = self.reader(position), self.engine()
         made: Made = {}
         transformed = partial(transformed_of, made, self.failed) if any(divert.transformed for divert in self.diverts) else None
@@ -232,7 +239,7 @@ def _split(batch: pa.RecordBatch, made: Made) -> tuple[pa.RecordBatch, int]:
     kept = batch.filter(pc.invert(own))
     for divert, offset, index, topic, has_key, key, value, headers in _rows(kept, _RECORD_COLUMNS):
         made.setdefault((divert, offset, index), []).append(made_record(topic, has_key, key, value, headers))
-    return batch.filter(own), kept.nbytes + _HELD_BYTES * kept.num_rows
+    return batch.filter(own), kept.nbytes + HELD_BYTES * kept.num_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,12 +21,13 @@ from bascule.core.log import get_log
 from bascule.pipelines.exchange import NotTransformed
 from bascule.pipelines.failures import crossing, described, error_from_spark
 from bascule.pipelines.jobs import CANCEL_S, STOP_TIMEOUT_S, ResidentJob, ResidentTasks
+from bascule.pipelines.pools import InPool
 from bascule.pipelines.spark import journal_rows, kafka_range
 from bascule.pipelines.spec import DivertSpec
 from bascule.pipelines.tasks import DivertTask
-from bascule.pipelines.transforming import SetPool, TransformingBatch
+from bascule.pipelines.transforming import TransformingBatch
 from bascule.pipelines.transforming_task import TransformingTask
-from bascule.pipelines.waiting import new_job, sunk, waiting_frame
+from bascule.pipelines.waiting import BATCHES, new_job, sunk, waiting_frame
 from bascule.threads.background import in_background
 
 log = get_log(__name__)
@@ -34,6 +36,8 @@ log = get_log(__name__)
 TURNS: Final = 2
 #: Interval, in seconds, at which waiting tasks that have ended are started again.
 LOOK_S: Final = 0.1
+#: How long a resident task may take to end after a waiting task has failed on its messages, in seconds. Both failures count as one.
+SETTLE_S: Final = 2.0
 #: After this many failures within this time, in seconds, the pipeline is carried in micro-batches until its driver ends.
 FAILURES_MAX: Final = 5
 FAILURES_S: Final = 300.0
@@ -43,11 +47,11 @@ class TransformingJob:
     """A running query (``jobs.Running``). A batch that the waiting tasks do not transform is carried by a Spark job of its own."""
 
     def __init__(
-        self, session: SparkSession, name: str, task: DivertTask, pools: tuple[str, str], set_pool: SetPool, give_up: Callable[[], None]
+        self, session: SparkSession, name: str, task: DivertTask, pools: tuple[str, str], in_pool: InPool, give_up: Callable[[], None]
     ) -> None:
         """Start the tasks. ``pools`` are those of resident tasks and of other workers; ``give_up`` makes the next start one in batches."""
         self._session, self._task, self._name = session, task, name
-        self._pools, self._set_pool, self._give_up = pools, set_pool, give_up
+        self._pools, self._in_pool, self._give_up = pools, in_pool, give_up
         self._tag = f"bascule-{uuid.uuid4().hex}"
         self._over = threading.Event()
         self._failures_s: list[float] = []
@@ -106,19 +110,20 @@ class TransformingJob:
     def _carry(self, path: str) -> None:
         """Run resident and waiting tasks until ``stop``, or until the resident task fails: this raises its error."""
         context = self._session.sparkContext
-        self._set_pool(self._pools[0])
         tasks = ResidentTasks([TransformingTask(self._task, path)], self._task.pipelines.kafka, committed=False)
-        self._resident = resident = ResidentJob(context, self._name, tasks)
+        with self._in_pool(self._pools[0]):
+            self._resident = resident = ResidentJob(context, self._name, tasks)
         names = [divert for divert in self._task.diverts if divert.transformed]
         waiting: list[tuple[DivertSpec, Future[None]]] = []
         tag = f"bascule-{uuid.uuid4().hex}"
         try:
-            waiting += [(divert, self._waiting(divert, path, tag)) for divert in names for _ in range(TURNS)]
+            # They take turns, so of equal length they would end together, and no task would wait until Spark has planned the next ones.
+            waiting += [(divert, self._waiting(divert, path, tag, BATCHES // turn)) for divert in names for turn in range(1, TURNS + 1)]
             while resident.active and not self._over.wait(LOOK_S):
                 for place, (divert, job) in enumerate(waiting):
                     if job.done():
                         if (error := job.exception()) is not None:
-                            if not resident.active:
+                            if self._ends(resident):
                                 break
                             self._failed(error)
                         waiting[place] = divert, self._waiting(divert, path, tag)
@@ -131,13 +136,20 @@ class TransformingJob:
         if not self._over.is_set() and (failure := resident.failure()) is not None:
             raise error_from_spark(failure) or failure
 
-    def _waiting(self, divert: DivertSpec, path: str, tag: str) -> Future[None]:
+    def _ends(self, resident: ResidentJob) -> bool:
+        """Return whether the resident task ends now: the waiting task that has failed had its messages."""
+        deadline_s = time.monotonic() + SETTLE_S
+        while resident.active and time.monotonic() < deadline_s and not self._over.wait(LOOK_S):
+            pass
+        return not resident.active or self._over.is_set()
+
+    def _waiting(self, divert: DivertSpec, path: str, tag: str, count: int = BATCHES) -> Future[None]:
         def run() -> None:
             job = new_job()
             self._session.sparkContext.addJobTag(tag)
-            self._set_pool(self._pools[1])
-            records = waiting_frame(self._session, divert, path, job, crossing)
-            sunk(records, divert, path, job, crossing).write.format("noop").mode("overwrite").save()
+            with self._in_pool(self._pools[1]):  # one thread at a time: the user's function may use names, such as those of views
+                records = sunk(waiting_frame(self._session, divert, path, job, crossing, count), divert, path, job, crossing)
+            records.write.format("noop").mode("overwrite").save()
 
         return in_background(run, f"{self._name}-waiting")
 
@@ -146,4 +158,10 @@ class TransformingJob:
         task = self._task
         log.info("carrying batch without waiting tasks", pipeline=self._name, first=start, last=end - 1)
         read = kafka_range(self._session, task.pipelines, task.claim.topic, task.claim.partition, start, end)
-        TransformingBatch(task, self._name.rpartition("-")[0], self._set_pool)(journal_rows(read))
+        batch = TransformingBatch(replace(task, start=start), self._name.rpartition("-")[0], self._in_pool, self._look)
+        batch(journal_rows(read))
+
+    def _look(self) -> None:
+        """Raise Unavailable once the query is told to stop: ``stop`` cancels the jobs of a batch, which is no fault of a message."""
+        if self._over.is_set():
+            raise Unavailable("the query was told to stop")

@@ -24,6 +24,7 @@ from bascule.journal.records import Send
 from bascule.pipelines.exchange import AskedMessage, Gone, MadeRow, answer, asked_messages
 from bascule.pipelines.rows import ROW_SCHEMA, message_row
 from bascule.pipelines.spec import DivertSpec
+from bascule.pipelines.tasks import HELD_BYTES
 from bascule.pipelines.transformation import transformed
 
 if TYPE_CHECKING:
@@ -34,17 +35,6 @@ BATCHES: Final = 1_000
 #: What Spark writes to a worker behind the last row of a partition (SpecialLengths.END_OF_STREAM).
 _END_OF_STREAM: Final = (-4).to_bytes(4, "big", signed=True)
 _MADE_COLUMNS: Final = ("offset", "index", "topic", "has_key", "key", "value", "headers")
-#: Operators that pass on each partition as one, in one task, and that compute nothing for good when Spark makes its plan.
-_CARRIED: Final = frozenset(
-    {"Project", "Filter", "Generate", "BroadcastHashJoin", "BroadcastNestedLoopJoin", "BatchEvalPython", "ArrowEvalPython", "MapInArrow",
-     "MapInPandas", "InputAdapter", "ColumnarToRow"}
-)  # fmt: skip
-_SOURCE: Final = "MapInArrow"
-_RANGE: Final = "Range"
-_BROADCAST: Final = "BroadcastExchange"
-_COMPILED: Final = "WholeStageCodegen"
-#: Leaves of a static side that lie in memory. Files and tables are read again for each micro-batch.
-_IN_MEMORY: Final = frozenset({"LocalTableScan", "Scan ExistingRDD", _RANGE, "Scan OneRowRelation"})
 
 
 class Truncated(BasculeError):
@@ -67,6 +57,8 @@ class WaitingSource:
         from bascule.pipelines.arrow_rows import arrow_batches
 
         _freeze()
+        if not self.path:
+            raise Truncated("the transformation runs Spark while Spark plans it")
         for _ in batches:  # Spark keeps a worker for the next batch only if its function has read all of its input
             pass
         try:
@@ -99,7 +91,10 @@ class WaitingSink:
     @staticmethod
     def _parts(batches: Iterator[pa.RecordBatch], stream: Any) -> Iterator[tuple[int, list[MadeRow]]]:
         for batch in batches:
-            yield batch.nbytes, list(zip(*(batch.column(name).to_pylist() for name in _MADE_COLUMNS), strict=True))
+            yield (
+                batch.nbytes + HELD_BYTES * batch.num_rows,
+                list(zip(*(batch.column(name).to_pylist() for name in _MADE_COLUMNS), strict=True)),
+            )
         check_end(stream)
 
 
@@ -135,7 +130,10 @@ def waiting_frame(
     session: SparkSession, divert: DivertSpec, path: str, job: str,
     passed: Callable[[Any], Any] = lambda task: task, count: int = BATCHES,
 ) -> DataFrame:  # fmt: skip
-    """Return the records that the transformation makes of ``count`` batches. ``passed`` prepares a function for a worker."""
+    """Return the records that the transformation makes of ``count`` batches. ``passed`` prepares a function for a worker.
+
+    Without a ``path`` the frame can be planned only. Raises InvalidInput.
+    """
     source = WaitingSource(path, divert, job)
     messages = session.range(0, count, 1, count).mapInArrow(passed(source), ROW_SCHEMA)
     return transformed(divert, messages)
@@ -149,51 +147,3 @@ def sunk(records: DataFrame, divert: DivertSpec, path: str, job: str, passed: Ca
 def new_job() -> str:
     """Return a name for a job."""
     return uuid.uuid4().hex
-
-
-def why_not(session: SparkSession, divert: DivertSpec) -> str | None:
-    """Return why waiting tasks cannot run a transformation, or None if they can. Such a divert is carried in micro-batches."""
-    execution = waiting_frame(session, divert, "", "")._jdf.queryExecution()
-    patterns = session._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    analyzed = execution.analyzed()
-    if analyzed.containsPattern(patterns.CURRENT_LIKE()):
-        return "it uses the current time, date, user or catalog"
-    if analyzed.containsPattern(patterns.PLAN_EXPRESSION()):
-        return "it has a subquery"
-    return _uncarried(execution.executedPlan())
-
-
-def _uncarried(plan: Any) -> str | None:
-    """Return why the plan of the message rows cannot run in a waiting task. It must be one chain down to the source."""
-    while True:
-        name = _name(plan)
-        children = [plan.children().apply(place) for place in range(plan.children().size())]
-        if name == _RANGE:
-            return None
-        if not name.startswith(_COMPILED) and name not in _CARRIED:
-            return f"its plan has the operator {name}"
-        static = [child for child in children if _is_static(child)]
-        for child in static:
-            if (why := _unheld(child)) is not None:
-                return why
-        rest = [child for child in children if child not in static]
-        if len(rest) != 1:
-            return f"its plan has the operator {name} without message rows" if not rest else f"its plan has the operator {name}"
-        plan = rest[0]
-
-
-def _is_static(plan: Any) -> bool:
-    name = _name(plan)
-    return name == _BROADCAST or (name == "InputAdapter" and _is_static(plan.children().apply(0)))
-
-
-def _unheld(plan: Any) -> str | None:
-    """Return why the static side of a join cannot be kept."""
-    children = [plan.children().apply(place) for place in range(plan.children().size())]
-    if not children and _name(plan) not in _IN_MEMORY:
-        return f"it reads a file or table ({_name(plan)})"
-    return next((why for child in children if (why := _unheld(child)) is not None), None)
-
-
-def _name(plan: Any) -> str:
-    return str(plan.nodeName()).strip()
