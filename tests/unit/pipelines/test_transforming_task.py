@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from bascule.core.errors import Unavailable
-from bascule.core.kafka_records import KafkaRecord, Place, Taken
+from bascule.core.kafka_records import KafkaRecord, Output, Place, Taken
 from bascule.jms.message import decode_message
-from bascule.pipelines import exchange, transforming_task
+from bascule.pipelines import carry, exchange, transforming_task
 from bascule.pipelines.exchange import AskedMessage, Gone, MadeRow, NotTransformed, answer, asked_messages
 from bascule.pipelines.spec import EARLIEST, DivertSpec, StartPosition, TransactionLimits
 from bascule.pipelines.tasks import DivertTask
@@ -192,7 +193,6 @@ def test_failure_names_the_records_that_were_not_carried_and_keeps_the_position_
     with pytest.raises(NotTransformed) as raised:
         case.run(task, transform)
     assert case.carried == (["A", "B"], ["a", "b"]), "nothing of the batch that failed"
-    # The reader was ahead: it had read up to the record of "bad".
     assert (case.stored.offset, case.stored.epoch, case.stored.sequence) == (3, 0, 2)
     assert (raised.value.start, raised.value.end) == (3, 5)
     rows = [{"offset": each.offset, "key": each.key, "value": each.value} for each in case.records(3)[:2]]
@@ -215,22 +215,29 @@ def test_batch_that_begins_behind_a_position_that_was_moved_back_is_refused(case
     assert case.stored.offset == 0
 
 
-def test_fence_and_exclusive_diverts_of_a_position_are_those_of_the_last_record_carried(
+def test_position_within_a_batch_has_the_fence_and_the_exclusive_diverts_of_its_own_last_record(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transforming_task, "ASKED_MESSAGES", 1)
-    case.bridge.send("a")
+    case.bridge.send("a", "b")
     case.bridge.journal.start_epoch(exclusive=("other",))
-    case.bridge.send("bad")
+    case.bridge.send("c")
+    write = carry.TransactionalWriter.write
 
-    def transform(message: AskedMessage) -> list[MadeRow]:
-        _ = 1 / int(body(message) != "bad")
-        return upper(message)
+    def fail_at_last(self: Any, outputs: Sequence[Output], before: Position, after: Position, *more: Any) -> None:
+        if after.offset > 2:
+            raise Unavailable("no Kafka")
+        write(self, outputs, before, after, *more)
 
-    with pytest.raises(NotTransformed) as raised:
-        case.run(case.task(limits=TransactionLimits(records=1)), transform)
-    assert (case.stored.offset, case.stored.epoch, case.stored.exclusive) == (2, 0, ())
-    assert (raised.value.start, raised.value.end) == (2, 4)
+    task = case.task(limits=TransactionLimits(records=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(carry.TransactionalWriter, "write", fail_at_last)
+        with pytest.raises(Unavailable):
+            case.run(task, upper)
+    # The reader had read the whole batch. With its state, the fence would take the rest of the batch for a repetition.
+    assert (case.stored.offset, case.stored.epoch, case.stored.sequence, case.stored.exclusive) == (2, 0, 1, ())
+    case.run(task, upper)
+    assert case.carried == (["A", "B", "C"], ["a", "b", "c"])
+    assert case.stored.exclusive == ("other",)
 
 
 def test_batches_are_bounded_by_messages_and_bytes_and_end_with_a_record(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
