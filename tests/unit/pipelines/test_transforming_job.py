@@ -5,19 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
 from bascule.core.errors import Unavailable
-from bascule.pipelines import transforming_job
+from bascule.pipelines import transforming, transforming_job
 from bascule.pipelines.exchange import NotTransformed
 from bascule.pipelines.failures import CarriedError, encoded
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.pipelines.tasks import DivertTask
+from bascule.pipelines.transforming import SparkBatch, TransformingBatch
 from bascule.pipelines.transforming_job import FAILURES_MAX, TURNS, TransformingJob
 from bascule.pipelines.waiting import BATCHES
 from bascule.writer.claims import Claim
@@ -76,18 +78,24 @@ class Resident:
     job_group = "group"
 
     def __init__(self) -> None:
-        self.active, self.error = True, None
-        self.stopped = False
+        self.runs, self.stopped = True, False
+        self.error: Exception | None = None
+        self.looks = 0
+
+    @property
+    def active(self) -> bool:
+        self.looks += 1
+        return self.runs
 
     def failure(self) -> Exception | None:
         return self.error
 
     def stop(self) -> None:
-        self.active, self.stopped = False, True
+        self.runs, self.stopped = False, True
 
     def fail(self, error: Any) -> None:
         self.error = CarriedError(encoded(error)) if isinstance(error, NotTransformed) else error
-        self.active = False
+        self.runs = False
 
 
 class Batch(Job):
@@ -227,6 +235,8 @@ def test_failure_of_a_waiting_task_and_of_the_resident_task_that_waits_for_it_co
     for number in range(1, FAILURES_MAX + 1):
         resident = case.resident(number)
         case.waiting()[0].end(RuntimeError("a bad message"))
+        looks = resident.looks
+        wait_for(lambda before=looks, of=resident: of.looks > before + 10, "the query to notice the first failure")
         resident.fail(NotTransformed("it failed", number, number + 1))
         case.batch(number).end()
     case.resident(FAILURES_MAX + 1)
@@ -267,3 +277,26 @@ def test_stop_within_a_batch_blames_no_message(case: Case) -> None:
     case.job.stop()
     assert isinstance(batch.looked, Unavailable), "its search for faulty messages ends before it judges one"
     assert not case.job.active
+
+
+def test_search_for_a_faulty_message_ends_with_the_query_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+    frame: Any = SimpleNamespace()
+    task = DivertTask(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me", ("upper",)), (UPPER,))
+
+    def look() -> None:
+        if told.is_set():
+            raise Unavailable("the query was told to stop")
+
+    def run(_: Any) -> None:
+        told.set()  # and Spark cancels the job
+        raise PySparkException("Job 3 cancelled")
+
+    monkeypatch.setattr(transforming, "_run", run)
+    monkeypatch.setattr(transforming, "transformed", lambda *_: frame)
+    monkeypatch.setattr(SparkBatch, "_rows_of", lambda *_: frame)
+    batch = SparkBatch(frame, TransformingBatch(task, "pool", lambda _: nullcontext(), look))
+    with pytest.raises(Unavailable):
+        batch.fault(UPPER, [(1, 0)])
+    with pytest.raises(Unavailable):
+        batch.carry(task)
