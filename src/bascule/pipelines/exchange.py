@@ -22,8 +22,9 @@ from bascule.core.errors import BasculeError, Scope
 
 SOURCE: Final = "source"
 SINK: Final = "sink"
-#: How long a resident task waits for a waiting task, and then for its records, in seconds.
+#: How long a resident task waits for a waiting task, in seconds.
 READY_S: Final = 60.0
+#: How long a resident task waits for the records of a batch, in seconds: a waiting task that hangs must not stop its diverts.
 ANSWER_S: Final = 60.0
 #: How long a waiting task may take to receive the messages of a batch, in seconds.
 SEND_S: Final = 30.0
