@@ -101,7 +101,7 @@ def _asked(batch: AskedBatch, ask: Ask, carrier: Carrier) -> Any:
     """Return what returns the records of a message of the batch. Raises NotTransformed with the records to carry in another way."""
     made: Made = {}
     if batch.asked:
-        carrier.commit()  # a transaction that stays open meanwhile holds back the readers of its topics, and Kafka aborts it after 30 s
+        carrier.pause()
         try:
             answered = ask(batch.asked, MADE_BYTES_MAX)
         except NotTransformed as error:

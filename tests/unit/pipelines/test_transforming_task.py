@@ -240,6 +240,19 @@ def test_position_within_a_batch_has_the_fence_and_the_exclusive_diverts_of_its_
     assert case.stored.exclusive == ("other",)
 
 
+def test_no_transaction_is_open_while_the_task_waits_for_a_transformation(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transforming_task, "ASKED_MESSAGES", 2)
+    case.bridge.send("a", "b", "c", "d")
+    visible: list[int] = []
+
+    def transform(message: AskedMessage) -> list[MadeRow]:
+        visible.append(len(case.bridge.carried("plain")) if message.offset > 2 else 0)
+        return upper(message)
+
+    case.run(case.task(), transform)
+    assert visible == [0, 0, 2, 2], "the first batch is committed when the second one is transformed"
+
+
 def test_batches_are_bounded_by_messages_and_bytes_and_end_with_a_record(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     case.bridge.send("a", "b", "c")
     records, task = case.records(), case.task()
