@@ -96,11 +96,16 @@ class Verbs:
         return [message and message.body for message in (*found, *([] if extra is None else [extra]))]
 
 
+def connected(running: Running) -> Context:
+    """Connect a client whose sends wait for the restart of a killed broker."""
+    return connect(PYTHON_FAILOVER.format(running.url), timeout_s=REACHED_S)
+
+
 @pytest.mark.timeout(1800)
 def test_each_verb_reaches_the_wanted_state_though_a_part_is_killed(tmp_path: Path) -> None:
     config = tmp_path / "bascule.toml"
     config.write_text(CONFIG)
-    with up(tmp_path / "data", "--config", str(config)) as running, connect(PYTHON_FAILOVER.format(running.url)) as client:
+    with up(tmp_path / "data", "--config", str(config)) as running, connected(running) as client:
         verbs = Verbs(running, client)
         client.send(Queue("orders"), "0")
         for text in LARGE:

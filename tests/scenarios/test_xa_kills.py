@@ -132,15 +132,20 @@ def nothing_left(done: Pass) -> bool:
     return done.finished and not done.steps
 
 
+def decided(points: Sequence[str], moment: str) -> bool:
+    """Return whether a call that commits, or stores a decision, has reached this moment: "before" or "after"."""
+    decisions = [f"{decision}.{moment}" for decision in DECISIONS]
+    return any(point.endswith(f".commit.{moment}") or point in decisions for point in points)
+
+
 def expected(case: Case, answer: dict[str, Any]) -> Outcome | None:
     """Return the required outcome of a transaction; None if it depends on what the killed process had still completed."""
     points: Sequence[str] = answer["points"]
     if case.ending == "rollback" or "no" in case.votes or answer["told"] == "rolled back":
         return Outcome.ROLLBACK
-    stored = any(point.endswith(".commit.after") or point in [f"{decision}.after" for decision in DECISIONS] for point in points)
-    if answer["told"] == "committed" or stored:
+    if answer["told"] == "committed" or decided(points, "after"):
         return Outcome.COMMIT
-    if any(point.endswith(".commit.before") or point in [f"{decision}.before" for decision in DECISIONS] for point in points):
+    if decided(points, "before"):
         return None
     return Outcome.ROLLBACK
 

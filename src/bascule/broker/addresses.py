@@ -102,7 +102,9 @@ class AddressBook:
     subscriptions: dict[str, BrokerQueue] = field(default_factory=dict)  # by subscription queue name
     queues_of: Counter[str] = field(default_factory=Counter)  # queues and subscriptions, by the user who created them
     durable_subscriptions_of: Counter[str] = field(default_factory=Counter)  # durable subscriptions, by the user who created them
-    subscribers: dict[str, Counter[str]] = field(default_factory=dict)  # the same by user, for each client id
+    subscribers: dict[str, Counter[str]] = field(
+        default_factory=dict
+    )  # users of the durable subscriptions of each client id, with their number
     _bound: AddressIndex[BrokerQueue] = field(default_factory=AddressIndex)  # subscriptions, by the pattern of their address
     _exclusive: AddressIndex[ExclusiveDivert] = field(default_factory=AddressIndex)
     _diverted: AddressIndex[str] = field(default_factory=AddressIndex)

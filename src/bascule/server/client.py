@@ -151,7 +151,7 @@ class Client:
         self.user, self.mechanism = sasl.user or "", sasl.mechanism
         self.user_ids = UserIdRule.of(self._server.validated_user, self.login)
         if sasl.identity is not None:
-            self.permissions = self._permissions.with_roles(sasl.identity.roles)
+            self.permissions = self.permissions.with_roles(sasl.identity.roles)
             self.login_until_s = sasl.identity.until_s
 
     @property

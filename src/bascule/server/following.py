@@ -29,7 +29,8 @@ log = get_log(__name__)
 
 #: How long a read at the end of the journal waits for records before it checks whether the end is known.
 READ_S = 0.05
-#: Records that a long load takes from the client at once. They are in memory twice meanwhile, and many have 64 KiB or more.
+#: Records that a load takes from the client at a time. Until the engine has applied them, the client's copy and ours are both in memory,
+#: and a record can have 64 KiB or more.
 LOADED_AT_ONCE = 100
 
 
@@ -105,7 +106,7 @@ class _Effects:
         self.journal_id = ""  # of the topic
         self._reader: PartitionReader | None = None
         self._position = -1
-        self._loading = False  # records that exist are loaded; otherwise new ones are awaited
+        self._loading = False  # in ``bulk``: the records are in Kafka already
         self._heard_s = time.monotonic()  # when the last record arrived, a client was made, or no record was expected
 
     def now_s(self) -> float:

@@ -1,7 +1,7 @@
 """What belongs to users: client ids and durable subscriptions to the user who made them, branches to the user who prepared them.
 
-A client id belongs to the users of its durable subscriptions. Without such a subscription it belongs to nobody, because many AMQP clients
-have a fixed container id, for example the name of their host, under any number of users.
+A client id belongs to the users of its durable subscriptions. A client id without durable subscriptions has no owner: many AMQP clients
+use a fixed container id, such as the name of their host, whatever their user.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def _recovers(client: Client) -> bool:
 
 
 def _has_client_id(client: Client, engine: Engine) -> bool:
-    """Return whether the client id belongs to nobody, or to the client's user. A subscription without a user is for all users."""
+    """Return whether the client's user may use the client id: it has no owner, or the user owns it.
+
+    A durable subscription that was made without a user opens its client id to all users.
+    """
     users = engine.addresses.subscribers.get(client.container)
     if not users or client.user in users or "" in users:
         return True

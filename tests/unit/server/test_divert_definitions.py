@@ -75,7 +75,7 @@ def test_divert_is_created_changed_and_deleted_once_it_is_covered(topics: Contro
         asked(topics, ask)
 
 
-def test_damaged_coverage_mark_is_passed_over(topics: ControlTopics) -> None:
+def test_damaged_coverage_mark_is_skipped(topics: ControlTopics) -> None:
     topics.say_covered("late", 5, CoverageMark("id", 1, 5))
     topics._store("covered/divert:late/6", b"damaged")
     topics._store("covered/damaged", b"{}")

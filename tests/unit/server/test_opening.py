@@ -140,12 +140,13 @@ async def test_client_gets_the_list_of_failover_brokers() -> None:
 async def test_client_id_with_durable_subscriptions_of_another_user_is_refused_until_they_are_gone() -> None:
     served = Served()
     queue = served.engine.create_queue("shop.news", "news", Routing.MULTICAST, subscription="news", user="ann")
-    assert Opening(served, "shop", SOLE_CONNECTION).refusal is None  # without permissions
+    first = Opening(served, "shop", SOLE_CONNECTION)
+    assert first.refusal is None  # without permissions
     served.permissions = AccessRules([], UserRoles({}))
-    refusals = [Opening(served, *wanted).refusal for wanted in (("shop",), ("other", SOLE_CONNECTION))]
-    assert refusals == [None, None]
-    for connection in list(served.container_ids._connections["shop"]):
-        connection.connection_lost(None)
+    others = [Opening(served, *wanted) for wanted in (("shop",), ("other", SOLE_CONNECTION))]
+    assert [other.refusal for other in others] == [None, None]
+    for client in (first, *others):
+        client.connection.connection_lost(None)
     refused = Opening(served, "shop", SOLE_CONNECTION)
     assert refused.refusal is not None
     assert refused.refusal.condition == UNAUTHORIZED_ACCESS
