@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -47,11 +48,13 @@ def messages(count: int) -> list[AskedMessage]:
 @contextmanager
 def waiting(session: SparkSession, divert: DivertSpec, path: str, count: int = 20) -> Iterator[Callable[[int], list[tuple[int, str]]]]:
     """Run one waiting task. Yield what returns the records (offset and value) of a number of messages."""
+    tag = f"test-{new_job()}"
 
     def run() -> None:
         job = new_job()
+        session.sparkContext.addJobTag(tag)
         records = sunk(waiting_frame(session, divert, path, job, crossing, count), divert, path, job, crossing)
-        with suppress(*FAILURES):  # it also ends with the transformer
+        with suppress(*FAILURES):  # it ends when it is cancelled
             records.write.format("noop").mode("overwrite").save()
 
     with Transformer(path, [divert.name]) as transformer:
@@ -60,10 +63,15 @@ def waiting(session: SparkSession, divert: DivertSpec, path: str, count: int = 2
 
         def carried(count: int) -> list[tuple[int, str]]:
             found = transformer.records({divert.name: messages(count)}, MADE_BYTES_MAX)[divert.name]
-            return [(row[0], bytes(row[4] or b"").decode()) for row in found]
+            return [(row[0], bytes(row[5] or b"").decode()) for row in found]
 
-        yield carried
-    thread.join(60)
+        try:
+            yield carried
+        finally:
+            deadline_s = time.monotonic() + 60
+            while thread.is_alive() and time.monotonic() < deadline_s:
+                session.sparkContext.cancelJobsWithTag(tag)
+                thread.join(0.2)
     assert not thread.is_alive()
 
 
