@@ -75,15 +75,15 @@ def waiting(session: SparkSession, divert: DivertSpec, path: str, count: int = 2
     assert not thread.is_alive()
 
 
+def lucky(text: str) -> str:
+    if text == str(MANY - 5):
+        raise RuntimeError("unlucky")
+    return text
+
+
 def failing_udf(frame: DataFrame) -> DataFrame:
     """Fail in Python on one of many messages."""
-
-    @F.udf
-    def checked(text: str) -> str:
-        if text == str(MANY - 5):
-            raise RuntimeError("unlucky")
-        return text
-
+    checked = F.udf(lambda text: lucky(text), "string")  # from type hints, PySpark would infer another kind of function
     return frame.withColumn("value", checked("text"))
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from bascule.core import crash
-from bascule.core.errors import BadRecord, BasculeError, Scope, Unavailable
+from bascule.core.errors import BadRecord, BasculeError, InvalidInput, Scope, Unavailable
 from bascule.core.kafka_records import KafkaRecord, Place, Taken
 from bascule.journal.errors import ForeignRecord
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_send, entries
@@ -52,6 +52,8 @@ REPORT_SCHEMA = "records long, written long"
 DATA_KEY = KEY_OF_KIND[Kind.DATA]
 _RECORD_COLUMNS = ("divert", "offset", "index", "topic", "has_key", "key", "value", "headers")
 _JOURNAL_COLUMNS = ("offset", "key", "value")
+#: Where a message row has its place in the journal.
+_OFFSET, _INDEX = 1, 4
 
 #: Opens source partitions, each at an offset. Iterating over them ends only in tests.
 OpenSource = Callable[[Mapping[Place, int]], AbstractContextManager[Iterable[Taken]]]
@@ -77,6 +79,20 @@ class BatchTooLarge(BasculeError):
 
     retriable = False
     scope = Scope.OPERATION
+
+
+class ForeignRow(InvalidInput):
+    """A transformation returned a row that belongs to none of the messages that it got: it has changed ``offset`` or ``index``."""
+
+    scope = Scope.PIPELINE
+
+    @classmethod
+    def of(cls, divert: str, offset: int | None, index: int | None) -> Self:
+        """Return the error of a row."""
+        return cls(
+            f"divert {divert!r}: the transformation returned a row with offset {offset} and index {index}, which belongs to no message that"
+            " it got; it must keep the columns offset and index"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +148,7 @@ class DivertTask:
     def __call__(self, batches: Batches) -> Batches:
         """Carry the rows of one batch in order.
 
-        Raises, before anything is written, BatchTooLarge, and Unavailable if it would skip records.
+        Raises, before anything is written, BatchTooLarge, and Unavailable if it would skip records. Raises ForeignRow.
         """
         import pyarrow as pa
 
@@ -143,6 +159,7 @@ class DivertTask:
         made: Made = {}
         transformed = partial(transformed_of, made, self.failed) if any(divert.transformed for divert in self.diverts) else None
         records = made_bytes = 0
+        rows = _RowPlaces(made)
         with Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
             for batch in batches:
                 if transformed is not None:
@@ -152,7 +169,13 @@ class DivertTask:
                         raise BatchTooLarge(f"transformations produced more than {self.made_bytes_max} bytes from a batch")
                 records += batch.num_rows
                 for offset, key, value in _rows(batch, _JOURNAL_COLUMNS):
-                    self._take(offset, key, value, reader, engine, carrier, transformed)
+                    rows.reach(offset)
+                    places = rows.of(offset)
+                    if offset >= carrier.begun_at:
+                        messages = reader.take(offset, key, value)
+                        self._check_rows(places, messages, offset, key, value)
+                        carry_messages(messages, SeenRecord(offset, key, value), engine, carrier, transformed)
+            rows.reach(None)
             carrier.commit()
         yield pa.RecordBatch.from_pydict({"records": [records], "written": [carrier.written]})
 
@@ -163,7 +186,9 @@ class DivertTask:
         with open_source({place: position.offset}) as source, Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
             for taken in source:
                 for record in taken.records:
-                    self._take(record.offset, record.key, record.value, reader, engine, carrier, None)
+                    if record.offset >= carrier.begun_at:
+                        messages = reader.take(record.offset, record.key, record.value)
+                        carry_messages(messages, SeenRecord(record.offset, record.key, record.value), engine, carrier, None)
                 if taken.tails or not taken.records:
                     carrier.rest()
                     crash.point("task.divert.end")
@@ -182,13 +207,18 @@ class DivertTask:
         source = (self.claim.topic, self.claim.partition)
         return DivertEngine(self.pipelines.bridge_id, source, _dead_letter_topic(self.pipelines), self.pipelines.topics.reserved)
 
-    def _take(
-        self, offset: int, key: bytes | None, value: bytes | None,
-        reader: JournalReader, engine: DivertEngine, carrier: Carrier, transformed: Transformed | None,
-    ) -> None:  # fmt: skip
-        if offset < carrier.begun_at:
-            return
-        carry_messages(reader.take(offset, key, value), SeenRecord(offset, key, value), engine, carrier, transformed)
+    def _check_rows(
+        self, rows: set[tuple[str, int, int]], messages: Sequence[WantedMessage], offset: int, key: bytes | None, value: bytes | None
+    ) -> None:
+        """Raise ForeignRow if one of these transformed rows belongs to no message of the journal record."""
+        rows -= {(divert.name, offset, taken.index) for taken in messages for divert in taken.diverts}
+        if rows and key is not None and value is not None:
+            # The transformation also gets messages that the reader drops.
+            for divert in self.diverts:
+                got = RowsTask(divert, self.failed_of(divert)).places(offset, key, value) if divert.transformed else ()
+                rows -= {(divert.name, *place) for place in got}
+        if rows:
+            raise ForeignRow.of(*min(rows))
 
     def _answers(self, name: str, epoch: int) -> bool:
         return self.known.covers(name, epoch) if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
@@ -231,13 +261,39 @@ def made_record(
     return TransformedRecord(topic, has_key, key, value, {name: (text or "").encode() for name, text in headers or ()})
 
 
+class _RowPlaces:
+    """Which transformed rows have not met their journal record yet. All of them come before the first of these records."""
+
+    def __init__(self, made: Made) -> None:
+        self._made = made
+        self._left: list[tuple[int, str, int]] | None = None
+
+    def reach(self, offset: int | None) -> None:
+        """Come to the next journal record, or to the end. Raises ForeignRow for rows of a record that does not exist before it."""
+        if self._left is None:
+            self._left = sorted(((at, divert, index) for divert, at, index in self._made), reverse=True)
+        if self._left and (offset is None or self._left[-1][0] < offset):
+            at, divert, index = self._left[-1]
+            raise ForeignRow.of(divert, at, index)
+
+    def of(self, offset: int) -> set[tuple[str, int, int]]:
+        """Return the places of the rows of a journal record, once."""
+        found = set()
+        while self._left and self._left[-1][0] == offset:
+            at, divert, index = self._left.pop()
+            found.add((divert, at, index))
+        return found
+
+
 def _split(batch: pa.RecordBatch, made: Made) -> tuple[pa.RecordBatch, int]:
-    """Keep the transformed rows of a batch. Return its journal rows and the number of bytes kept."""
+    """Keep the transformed rows of a batch. Return its journal rows and the number of bytes kept. Raises ForeignRow."""
     import pyarrow.compute as pc
 
     own = pc.is_null(batch.column("divert"))
     kept = batch.filter(pc.invert(own))
     for divert, offset, index, topic, has_key, key, value, headers in _rows(kept, _RECORD_COLUMNS):
+        if offset is None or index is None:
+            raise ForeignRow.of(divert, offset, index)
         made.setdefault((divert, offset, index), []).append(made_record(topic, has_key, key, value, headers))
     return batch.filter(own), kept.nbytes + HELD_BYTES * kept.num_rows
 
@@ -262,6 +318,10 @@ class RowsTask:
         choice = DivertFilter(self.divert)
         for batch in batches:
             yield from arrow_batches(row for journal_row in _rows(batch, _JOURNAL_COLUMNS) for row in self._messages(choice, *journal_row))
+
+    def places(self, offset: int, key: bytes, value: bytes) -> list[Message]:
+        """Return the messages of a journal record that the transformation gets."""
+        return [(row[_OFFSET], row[_INDEX]) for row in self._messages(DivertFilter(self.divert), offset, key, value)]
 
     def _messages(self, choice: DivertFilter, offset: int, key: bytes, value: bytes) -> Iterator[tuple[Any, ...]]:
         if key != DATA_KEY:

@@ -13,7 +13,7 @@ from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.divert import JournalReader, WantedMessage
 from bascule.pipelines.exchange import AskedMessage, MadeRow, NotTransformed, Transformer
 from bascule.pipelines.jobs import spark_watch
-from bascule.pipelines.tasks import MADE_BYTES_MAX, DivertTask, Made, OpenSource, carry_messages, made_record, transformed_of
+from bascule.pipelines.tasks import MADE_BYTES_MAX, DivertTask, ForeignRow, Made, OpenSource, carry_messages, made_record, transformed_of
 from bascule.writer.lineage import SeenRecord
 
 #: A batch for the waiting tasks ends after a journal record with which it has this many messages, or this many bytes of them.
@@ -98,7 +98,10 @@ def batches_of(records: Sequence[KafkaRecord], reader: JournalReader, begun_at: 
 
 
 def _asked(batch: AskedBatch, ask: Ask, carrier: Carrier) -> Any:
-    """Return what returns the records of a message of the batch. Raises NotTransformed with the records to carry in another way."""
+    """Return what returns the records of a message of the batch.
+
+    Raises NotTransformed with the records to carry in another way, and ForeignRow.
+    """
     made: Made = {}
     if batch.asked:
         carrier.pause()
@@ -108,6 +111,9 @@ def _asked(batch: AskedBatch, ask: Ask, carrier: Carrier) -> Any:
             error.start, error.end = carrier.position.offset, batch.records[-1][0].offset + 1
             raise
         for divert, rows in answered.items():
+            known = {(message.offset, message.index) for message in batch.asked[divert]}
             for offset, index, *columns in rows:
+                if (offset, index) not in known:
+                    raise ForeignRow.of(divert, offset, index)
                 made.setdefault((divert, offset, index), []).append(made_record(*columns))
     return partial(transformed_of, made, {})

@@ -19,7 +19,7 @@ from bascule.jms.message import decode_message
 from bascule.pipelines import carry, exchange, transforming_task
 from bascule.pipelines.exchange import AskedMessage, Gone, MadeRow, NotTransformed, answer, asked_messages
 from bascule.pipelines.spec import EARLIEST, DivertSpec, StartPosition, TransactionLimits
-from bascule.pipelines.tasks import DivertTask
+from bascule.pipelines.tasks import DivertTask, ForeignRow
 from bascule.pipelines.transforming_task import TransformingTask, batches_of
 from bascule.pipelines.waiting import Truncated
 from bascule.writer.position import Position
@@ -177,6 +177,17 @@ def test_records_of_a_record_with_several_messages_belong_to_their_messages(case
     seen: list[AskedMessage] = []
     case.run(case.task(), last_first)
     assert case.carried == (["A", "B"], ["a", "b"]), "in the order of the journal, whatever the order of Spark's rows"
+
+
+@pytest.mark.parametrize(("offset", "index"), [(1, 1), (2, 0), (None, 0)])
+def test_row_of_no_message_that_was_handed_over_stops_the_task_before_it_carries_a_message(
+    case: Case, offset: int | None, index: int
+) -> None:
+    case.bridge.send("a")
+    row = (offset, index, None, False, None, b"A", None)
+    with pytest.raises(ForeignRow, match=f"offset {offset} and index {index}, which belongs to no message"):
+        case.run(case.task(), lambda message: [made(message, "A"), row])  # type: ignore[list-item]
+    assert case.carried == ([], [])
 
 
 def test_failure_names_the_records_that_were_not_carried_and_keeps_the_position_of_those_that_were(
