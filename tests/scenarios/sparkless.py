@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -99,7 +99,9 @@ class Context:
     """The part of Spark that the driver needs."""
 
     _gateway = None
-    environment: ClassVar[dict[str, str]] = {}
+
+    def __init__(self) -> None:
+        self.environment: dict[str, str] = {}
 
     def stop(self) -> None:
         """Do nothing: there is no Spark to stop."""

@@ -66,7 +66,7 @@ def task_of(bridge: Bridge, divert: DivertSpec, made_bytes_max: int) -> DivertTa
 
 def carry(spark: SparkSession, bridge: Bridge, task: DivertTask) -> None:
     """Run one batch over the whole journal."""
-    pools = WorkerPools(lambda: spark.sparkContext.environment)
+    pools = WorkerPools(lambda: spark.sparkContext)
     journal = journal_rows(kafka_range(spark, bridge.pipelines, bridge.pipelines.topics.journal, 0, 0, bridge.end()))
     TransformingBatch(task, "diverts", pools.using)(journal)
 

@@ -97,7 +97,7 @@ class Driver:
         self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
         self._choice = WaitingChoice(pipelines, lambda: self._sql)
-        self._pools = WorkerPools(lambda: self._spark.environment)
+        self._pools = WorkerPools(lambda: self._spark)
         self._known = KnownDiverts()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
         self._mirrors = LagMirrors(self._positions, self._keys_of, self._control.moved)

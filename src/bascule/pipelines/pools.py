@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, cast
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 #: Worker processes with another value of this variable belong to another pool.
 _VARIABLE: Final = "BASCULE_PIPELINE"
@@ -14,29 +17,72 @@ _VARIABLE: Final = "BASCULE_PIPELINE"
 InPool = Callable[[str], AbstractContextManager[None]]
 
 
+class PooledEnvironment(MutableMapping[str, str]):
+    """The environment of Spark's workers, in which each thread sees the variable of the pool that it uses."""
+
+    def __init__(self, shared: Mapping[str, str]) -> None:
+        self._shared = dict(shared)
+        self._of_thread = threading.local()
+
+    @property
+    def pool(self) -> str | None:
+        """Return the pool of this thread."""
+        return getattr(self._of_thread, "pool", None)
+
+    @pool.setter
+    def pool(self, pool: str | None) -> None:
+        self._of_thread.pool = pool
+
+    def _seen(self) -> dict[str, str]:
+        return self._shared if self.pool is None else {**self._shared, _VARIABLE: self.pool}
+
+    def __getitem__(self, name: str) -> str:
+        """Return a variable."""
+        return self._seen()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._seen())
+
+    def __len__(self) -> int:
+        """Return the number of variables."""
+        return len(self._seen())
+
+    def __setitem__(self, name: str, value: str) -> None:
+        """Set a variable for all threads."""
+        self._shared[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        """Remove a variable for all threads."""
+        del self._shared[name]
+
+
 class WorkerPools:
     """Chooses the pool of workers for Python functions that are handed to Spark.
 
     A worker process belongs to one environment: a variable for each query with micro-batches lets it keep its own workers, with their
-    prepared incarnations. Spark takes the environment when a function is handed over, and all threads of a driver share it.
+    prepared incarnations. Spark takes the environment when a function is handed over.
     """
 
-    def __init__(self, environment: Callable[[], MutableMapping[str, str]]) -> None:
-        """``environment`` returns the environment of Spark's workers."""
-        self._environment = environment
-        self._lock = threading.RLock()
+    def __init__(self, context: Callable[[], SparkContext]) -> None:
+        self._context = context
+        self._lock = threading.Lock()
 
     @contextmanager
     def using(self, pool: str) -> Iterator[None]:
-        """Use this pool until the block ends. Other threads that use a pool wait meanwhile; blocks of one thread may be nested."""
+        """Use this pool in this thread until the block ends. Blocks may be nested."""
+        environment = self._environment()
+        before, environment.pool = environment.pool, pool
+        try:
+            yield
+        finally:
+            environment.pool = before
+
+    def _environment(self) -> PooledEnvironment:
+        context = self._context()
         with self._lock:
-            environment = self._environment()
-            before = environment.get(_VARIABLE)
-            environment[_VARIABLE] = pool
-            try:
-                yield
-            finally:
-                if before is None:
-                    del environment[_VARIABLE]
-                else:
-                    environment[_VARIABLE] = before
+            found: Any = context.environment
+            if not isinstance(found, PooledEnvironment):
+                found = PooledEnvironment(found)
+                context.environment = cast("dict[str, str]", found)  # Spark reads it as a mapping
+            return found

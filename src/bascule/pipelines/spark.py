@@ -118,6 +118,11 @@ def sql_session(context: SparkContext) -> SparkSession:
     return session
 
 
+def cloned_session(session: SparkSession) -> SparkSession:
+    """Return a session with the settings, functions and views of another one, and with its own names from now on."""
+    return SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+
+
 def _convert_no_numpy() -> None:
     """Take the converters of NumPy's values from the gateway to the JVM.
 

@@ -22,7 +22,7 @@ from bascule.pipelines.exchange import NotTransformed
 from bascule.pipelines.failures import crossing, described, error_from_spark
 from bascule.pipelines.jobs import CANCEL_S, STOP_TIMEOUT_S, ResidentJob, ResidentTasks
 from bascule.pipelines.pools import InPool
-from bascule.pipelines.spark import journal_rows, kafka_range
+from bascule.pipelines.spark import cloned_session, journal_rows, kafka_range
 from bascule.pipelines.spec import DivertSpec
 from bascule.pipelines.tasks import DivertTask
 from bascule.pipelines.transforming import TransformingBatch
@@ -50,7 +50,9 @@ class TransformingJob:
         self, session: SparkSession, name: str, task: DivertTask, pools: tuple[str, str], in_pool: InPool, give_up: Callable[[], None]
     ) -> None:
         """Start the tasks. ``pools`` are those of resident tasks and of other workers; ``give_up`` makes the next start one in batches."""
-        self._session, self._task, self._name = session, task, name
+        self._task, self._name = task, name
+        # Users' functions may name views. Those of another query are in another session, and threads of this query take turns.
+        self._session, self._planning = cloned_session(session), threading.Lock()
         self._pools, self._in_pool, self._give_up = pools, in_pool, give_up
         self._tag = f"bascule-{uuid.uuid4().hex}"
         self._over = threading.Event()
@@ -147,7 +149,7 @@ class TransformingJob:
         def run() -> None:
             job = new_job()
             self._session.sparkContext.addJobTag(tag)
-            with self._in_pool(self._pools[1]):  # one thread at a time: the user's function may use names, such as those of views
+            with self._planning, self._in_pool(self._pools[1]):
                 records = sunk(waiting_frame(self._session, divert, path, job, crossing, count), divert, path, job, crossing)
             records.write.format("noop").mode("overwrite").save()
 

@@ -29,6 +29,8 @@ class WaitingChoice:
         """``reason`` returns why waiting tasks cannot run the transformation of a divert."""
         self._pipelines, self._session, self._reason = pipelines, session, reason
         self._given_up: set[str] = set()
+        #: Diverts whose transformation can wait: their function is not called again, because it may take long or fail at times.
+        self._able: set[DivertSpec] = set()
         #: Diverts that were allowed to wait when their pipeline last started.
         self._allowed: dict[str, int] = {}
 
@@ -40,16 +42,20 @@ class WaitingChoice:
         """Return whether waiting tasks can run all transformations of a pipeline that starts now, and note that they do."""
         self._allowed.pop(pipeline, None)
         diverts = [divert for divert in task.diverts if divert.transformed]
-        # On a cluster they would hold its slots, and messages would cross the network between workers.
-        if not diverts or pipeline in self._given_up or not has_local_slots(self._pipelines):
+        # On a cluster they would hold its slots, and messages would cross the network between workers. A trigger interval asks for fewer
+        # and larger batches than waiting tasks carry.
+        if not diverts or pipeline in self._given_up or not has_local_slots(self._pipelines) or self._pipelines.trigger_interval_ms:
             return False
         if sum(self._allowed.values()) + len(diverts) > WAITING_DIVERTS_MAX:
             log.info("pipeline stays in micro-batches", pipeline=pipeline, reason=f"more than {WAITING_DIVERTS_MAX} diverts would wait")
             return False
         for divert in diverts:
+            if divert in self._able:
+                continue
             if (why := self._reason(self._session(), divert)) is not None:
                 log.info("divert stays in micro-batches", divert=divert.name, reason=why)
                 return False
+            self._able.add(divert)
         self._allowed[pipeline] = len(diverts)
         return True
 

@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from py4j.java_collections import MapConverter
 
 from bascule.pipelines.pools import WorkerPools
 
 
 def test_pool_applies_within_its_block_and_blocks_may_be_nested() -> None:
-    environment: dict[str, str] = {}
-    pools = WorkerPools(lambda: environment)
+    context: Any = SimpleNamespace(environment={"HOME": "here"})
+    pools = WorkerPools(lambda: context)
     with pools.using("outer"):
         with pools.using("inner"):
-            assert environment == {"BASCULE_PIPELINE": "inner"}
-        assert environment == {"BASCULE_PIPELINE": "outer"}
+            assert dict(context.environment) == {"HOME": "here", "BASCULE_PIPELINE": "inner"}
+        assert dict(context.environment) == {"HOME": "here", "BASCULE_PIPELINE": "outer"}
         with pytest.raises(ZeroDivisionError), pools.using("fails"):
             _ = 1 / 0
-    assert environment == {}
+    assert dict(context.environment) == {"HOME": "here"}
 
 
-def test_pool_of_one_thread_is_not_that_of_another_one() -> None:
-    environment: dict[str, str] = {}
-    pools, seen = WorkerPools(lambda: environment), list[tuple[str, str]]()
-    begun, other = threading.Event(), threading.Event()
+def test_environment_can_be_changed_and_passed_to_the_jvm() -> None:
+    context: Any = SimpleNamespace(environment={"HOME": "here"})
+    with WorkerPools(lambda: context).using("one"):
+        context.environment["LANG"] = "C"
+        assert len(context.environment) == 3
+        del context.environment["HOME"]
+        assert MapConverter().can_convert(context.environment)
+    assert dict(context.environment) == {"LANG": "C"}
+
+
+def test_pool_of_one_thread_is_not_that_of_another_one_and_neither_waits() -> None:
+    context: Any = SimpleNamespace(environment={})
+    pools, seen = WorkerPools(lambda: context), list[str]()
 
     def use() -> None:
-        begun.set()
         with pools.using("other"):
-            other.set()
-            seen.append(("other", environment["BASCULE_PIPELINE"]))
+            seen.append(context.environment["BASCULE_PIPELINE"])
+        seen.append(context.environment.get("BASCULE_PIPELINE", "none"))
 
-    thread = threading.Thread(target=use)
     with pools.using("one"):
+        thread = threading.Thread(target=use)
         thread.start()
-        assert begun.wait(30)
-        assert not other.wait(0.05)
-        seen.append(("one", environment["BASCULE_PIPELINE"]))
-    thread.join()
-    assert seen == [("one", "one"), ("other", "other")]
+        thread.join(30)
+        assert seen == ["other", "none"]
+        assert context.environment["BASCULE_PIPELINE"] == "one"

@@ -168,6 +168,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
         return SimpleNamespace(write=chain)
 
     monkeypatch.setattr(transforming_job, "ResidentJob", resident)
+    monkeypatch.setattr(transforming_job, "cloned_session", lambda session: session)
     monkeypatch.setattr(transforming_job, "waiting_frame", frame)
     monkeypatch.setattr(transforming_job, "sunk", written)
     monkeypatch.setattr(transforming_job, "kafka_range", lambda _session, _pipelines, _topic, _partition, start, end: (start, end))

@@ -15,9 +15,10 @@ from bascule.writer.claims import Claim
 REASONS = {"reads": "it reads a file"}
 
 
-def choice(master: str = "local[2]") -> WaitingChoice:
+def choice(master: str = "local[2]", trigger_interval_ms: int = 0) -> WaitingChoice:
     session: Any = None
-    return WaitingChoice(PipelinesSpec("bridge", {}, master=master), lambda: session, lambda _, divert: REASONS.get(divert.name))
+    pipelines = PipelinesSpec("bridge", {}, master=master, trigger_interval_ms=trigger_interval_ms)
+    return WaitingChoice(pipelines, lambda: session, lambda _, divert: REASONS.get(divert.name))
 
 
 def task(*names: str, plain: bool = False) -> DivertTask:
@@ -38,6 +39,25 @@ def test_one_transformation_that_cannot_wait_keeps_its_whole_pipeline_in_micro_b
     assert not found.allows("diverts", task("one", "reads"))
     assert found.allows("group:a", task("one"))
     assert not found.allows("group:b", task("one", plain=True))
+
+
+def test_trigger_interval_keeps_all_pipelines_in_micro_batches() -> None:
+    assert not choice(trigger_interval_ms=500).allows("diverts", task("one"))
+
+
+def test_transformation_that_can_wait_is_not_planned_again() -> None:
+    planned: list[str] = []
+    session: Any = None
+
+    def reason(_: Any, divert: DivertSpec) -> str | None:
+        planned.append(divert.name)
+        return "no database" if planned == ["one"] else None
+
+    found = WaitingChoice(PipelinesSpec("bridge", {}, master="local"), lambda: session, reason)
+    assert not found.allows("diverts", task("one"))
+    assert found.allows("diverts", task("one"))
+    assert found.allows("diverts", task("one", "two"))
+    assert planned == ["one", "one", "two"]
 
 
 def test_pipeline_that_was_given_up_stays_in_micro_batches() -> None:
