@@ -46,8 +46,8 @@ def messages(count: int) -> list[AskedMessage]:
 
 
 @contextmanager
-def waiting(session: SparkSession, divert: DivertSpec, path: str, count: int = 20) -> Iterator[Callable[[int], list[tuple[int, str]]]]:
-    """Run one waiting task. Yield what returns the records (offset and value) of a number of messages."""
+def waiting(session: SparkSession, divert: DivertSpec, path: str, count: int = 20) -> Iterator[Callable[[int], list[tuple[str, str]]]]:
+    """Run one waiting task. Yield what returns the records (key and value) of a number of messages."""
     tag = f"test-{new_job()}"
 
     def run() -> None:
@@ -61,9 +61,9 @@ def waiting(session: SparkSession, divert: DivertSpec, path: str, count: int = 2
         thread = threading.Thread(target=run)
         thread.start()
 
-        def carried(count: int) -> list[tuple[int, str]]:
+        def carried(count: int) -> list[tuple[str, str]]:
             found = transformer.records({divert.name: messages(count)}, MADE_BYTES_MAX)[divert.name]
-            return [(row[0], bytes(row[5] or b"").decode()) for row in found]
+            return [(bytes(row[4] or b"").decode(), bytes(row[5] or b"").decode()) for row in found]
 
         try:
             yield carried
@@ -149,6 +149,12 @@ def test_waiting_task_makes_the_records_of_one_batch_after_another(
         for _ in range(3):
             assert sorted(value for _, value in carried(4)) == made
         assert carried(0) == []
+
+
+def test_random_values_are_others_in_each_batch(spark: SparkSession, tmp_path: Path) -> None:
+    with waiting(spark, select("uuid() AS key", "string(rand()) AS value"), str(tmp_path / "task")) as carried:
+        made = [record for _ in range(3) for record in carried(4)]
+    assert len({key for key, _ in made}) == len({value for _, value in made}) == len(made) == 12
 
 
 @pytest.mark.parametrize(
