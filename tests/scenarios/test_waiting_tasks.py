@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import JmsMessage, encode_message
+from bascule.pipelines import exchange
 from bascule.pipelines.exchange import AskedMessage, NotTransformed, Transformer
 from bascule.pipelines.failures import FAILURES, crossing
 from bascule.pipelines.rows import ARROW_ROWS
@@ -194,7 +195,10 @@ def test_operator_that_fails_within_a_batch_leaves_no_part_of_it_as_its_result(
 
 
 @pytest.mark.parametrize("victims", ["workers", "daemon"])
-def test_batch_of_a_task_whose_workers_are_killed_is_not_taken_for_complete(spark: SparkSession, tmp_path: Path, victims: str) -> None:
+def test_batch_of_a_task_whose_workers_are_killed_is_not_taken_for_complete(
+    spark: SparkSession, tmp_path: Path, victims: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "READY_S", 5.0)  # nothing starts the task again
     jvm = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
     divert = select("text AS value")
     with waiting(spark, divert, str(tmp_path / "task")) as carried:
