@@ -7,13 +7,11 @@ own, and is complete when Spark has no further row of its partition.
 
 from __future__ import annotations
 
-import gc
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,7 +54,6 @@ class WaitingSource:
         """Yield the message rows of one batch."""
         from bascule.pipelines.arrow_rows import arrow_batches
 
-        _freeze()
         if not self.path:
             raise Truncated("the transformation runs Spark while Spark plans it")
         for _ in batches:  # Spark keeps a worker for the next batch only if its function has read all of its input
@@ -84,7 +81,6 @@ class WaitingSink:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the records of one batch. Yield nothing."""
-        _freeze()
         answer(self.path, self.divert, self.job, self._parts(batches, _input_of_worker(sys._getframe())))
         yield from ()
 
@@ -96,15 +92,6 @@ class WaitingSink:
                 list(zip(*(batch.column(name).to_pylist() for name in _MADE_COLUMNS), strict=True)),
             )
         check_end(stream)
-
-
-@cache
-def _freeze() -> None:
-    """Take what this process has imported out of the garbage collector, once.
-
-    PySpark collects garbage after each partition. Without this, that takes more than half of the processor time of a batch.
-    """
-    gc.freeze()
 
 
 def check_end(stream: Any) -> None:
