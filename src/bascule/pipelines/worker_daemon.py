@@ -12,10 +12,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
-
-#: After this many partitions, a worker has imported what its functions need. What is frozen and becomes garbage later stays in memory.
-FREEZES: Final = 3
 
 
 def quick_paths(paths: Sequence[str], spark_home: str | None) -> list[str]:
@@ -34,19 +30,19 @@ def quick_paths(paths: Sequence[str], spark_home: str | None) -> list[str]:
 class PartitionCollector:
     """The garbage collector that PySpark's daemon calls in a worker after each partition, in place of the module ``gc``.
 
-    After the first partitions it takes what is left, mostly modules, out of later collections: with Arrow and pandas, these take more
-    processor time than a small batch.
+    When modules were imported since the last collection, it takes all that is left out of later ones: with Arrow and pandas, a collection
+    takes more processor time than a small batch.
     """
 
     def __init__(self) -> None:
-        self._freezes = FREEZES
+        self._modules = 0
 
     def collect(self) -> int:
         """Collect garbage. Return the number of objects found."""
         found = gc.collect()
-        if self._freezes:
-            self._freezes -= 1
-            gc.freeze()
+        if len(sys.modules) != self._modules:
+            self._modules = len(sys.modules)
+            gc.freeze()  # what is frozen and becomes garbage later stays in memory, so this is not done each time
         return found
 
 
