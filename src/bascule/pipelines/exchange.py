@@ -58,7 +58,7 @@ class AskedMessage(NamedTuple):
     offset: int
     epoch: int
     sequence: int
-    index: int
+    index: int  # type: ignore[assignment]  # nobody needs the method of tuples
     address: str
     timestamp_ms: int
     body: bytes

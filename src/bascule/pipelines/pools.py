@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -81,8 +81,9 @@ class WorkerPools:
     def _environment(self) -> PooledEnvironment:
         context = self._context()
         with self._lock:
-            found: Any = context.environment
-            if not isinstance(found, PooledEnvironment):
-                found = PooledEnvironment(found)
-                context.environment = cast("dict[str, str]", found)  # Spark reads it as a mapping
-            return found
+            found: object = context.environment
+            if isinstance(found, PooledEnvironment):
+                return found
+            pooled = PooledEnvironment(context.environment)
+            context.environment = cast("dict[str, str]", pooled)  # Spark reads it as a mapping
+            return pooled

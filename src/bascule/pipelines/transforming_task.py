@@ -112,8 +112,8 @@ def _asked(batch: AskedBatch, ask: Ask, carrier: Carrier) -> Any:
             raise
         for divert, rows in answered.items():
             known = {(message.offset, message.index) for message in batch.asked[divert]}
-            for offset, index, *columns in rows:
+            for offset, index, topic, has_key, key, value, headers in rows:
                 if (offset, index) not in known:
                     raise ForeignRow.of(divert, offset, index)
-                made.setdefault((divert, offset, index), []).append(made_record(*columns))
+                made.setdefault((divert, offset, index), []).append(made_record(topic, has_key, key, value, headers))
     return partial(transformed_of, made, {})

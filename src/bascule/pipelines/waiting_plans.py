@@ -38,7 +38,8 @@ def why_not(session: SparkSession, divert: DivertSpec) -> str | None:
     """Return why waiting tasks cannot run a transformation, or None if they can. Nothing is run."""
     try:
         execution = waiting_frame(session, divert, "", "")._jdf.queryExecution()
-        patterns = session._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        jvm: Any = session._jvm
+        patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         analyzed = execution.analyzed()
         if analyzed.containsPattern(patterns.CURRENT_LIKE()):
             return "it uses the current time, date, user or catalog"
