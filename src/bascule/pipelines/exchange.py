@@ -68,10 +68,6 @@ class AskedMessage(NamedTuple):
 MadeRow = tuple[int, int, str | None, bool, bytes | None, bytes | None, Sequence[tuple[str, str | None]] | None]
 
 
-class Gone(Exception):
-    """The other side has closed a connection."""
-
-
 def send(connection: socket.socket, said: Any) -> None:
     """Send a value of plain types. Both sides run the same Python, and the socket lies in a directory of their own."""
     data = marshal.dumps(said)
@@ -80,7 +76,7 @@ def send(connection: socket.socket, said: Any) -> None:
 
 
 def receive(connection: socket.socket, alive: Callable[[], None] = lambda: None, deadline_s: float | None = None) -> Any:
-    """Return the next value. Raises Gone, and TimeoutError at ``deadline_s`` of the monotonic clock; ``alive`` is called meanwhile."""
+    """Return the next value. Raises EOFError, and TimeoutError at ``deadline_s`` of the monotonic clock; ``alive`` is called meanwhile."""
     length = _LENGTH.unpack(_exactly(connection, _LENGTH.size, alive, deadline_s))[0]
     return marshal.loads(_exactly(connection, length, alive, deadline_s))
 
@@ -96,9 +92,9 @@ def _exactly(connection: socket.socket, size: int, alive: Callable[[], None], de
                 raise
             continue
         except ConnectionError:
-            raise Gone from None
+            raise EOFError from None
         if not part:
-            raise Gone
+            raise EOFError
         found += part
     return found
 
@@ -205,7 +201,7 @@ class Transformer:
             timeout_s = 0.0
             try:
                 role, divert, job = receive(connection, deadline_s=time.monotonic() + LOOK_S)
-            except (Gone, OSError):
+            except (EOFError, OSError):
                 connection.close()
                 continue
             if divert not in self._waiting:
@@ -227,7 +223,7 @@ class Transformer:
                 if size > bytes_max:
                     raise NotTransformed(f"divert {divert!r}: the transformation produced more than {bytes_max} bytes from a batch")
                 made += some
-        except Gone as error:
+        except EOFError as error:
             raise NotTransformed(f"divert {divert!r}: the waiting task ended without an answer") from error
         except TimeoutError as error:
             raise NotTransformed(f"divert {divert!r}: the waiting task gave no answer within {ANSWER_S:.0f} s") from error
@@ -267,7 +263,7 @@ def _close(ends: Mapping[str, socket.socket]) -> None:
 
 
 def asked_messages(path: str, divert: str, job: str) -> list[AskedMessage]:
-    """Return the next batch of messages, for the source of a waiting task. Raises Gone when the resident task has ended."""
+    """Return the next batch of messages, for the source of a waiting task. Raises EOFError when the resident task has ended."""
     connection = connected(path, SOURCE, divert, job)
     try:
         return [AskedMessage(*each) for each in receive(connection)]

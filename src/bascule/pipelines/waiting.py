@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bascule.core.errors import BasculeError, Scope
 from bascule.journal.records import Send
-from bascule.pipelines.exchange import AskedMessage, Gone, MadeRow, answer, asked_messages
+from bascule.pipelines.exchange import AskedMessage, MadeRow, answer, asked_messages
 from bascule.pipelines.rows import ROW_SCHEMA, message_row
 from bascule.pipelines.spec import DivertSpec
 from bascule.pipelines.tasks import HELD_BYTES
@@ -60,7 +60,7 @@ class WaitingSource:
             pass
         try:
             asked = asked_messages(self.path, self.divert.name, self.job)
-        except Gone:
+        except EOFError:
             raise Truncated("the resident task has ended") from None
         yield from arrow_batches(self._rows(asked))
 

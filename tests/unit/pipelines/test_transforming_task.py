@@ -17,7 +17,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord, Output, Place, Taken
 from bascule.jms.message import decode_message
 from bascule.pipelines import carry, exchange, transforming_task
-from bascule.pipelines.exchange import AskedMessage, Gone, MadeRow, NotTransformed, answer, asked_messages
+from bascule.pipelines.exchange import AskedMessage, MadeRow, NotTransformed, answer, asked_messages
 from bascule.pipelines.spec import EARLIEST, DivertSpec, StartPosition, TransactionLimits
 from bascule.pipelines.tasks import DivertTask, ForeignRow
 from bascule.pipelines.transforming_task import TransformingTask, batches_of
@@ -51,13 +51,13 @@ def wait_for_messages(path: str, divert: str, transform: Transform) -> threading
         def source() -> None:
             try:
                 found.put(asked_messages(path, divert, "job"))
-            except (Gone, OSError):
+            except (EOFError, OSError):
                 found.put(None)
 
         def parts() -> Iterator[tuple[int, list[MadeRow]]]:
             messages = found.get(timeout=30)
             if messages is None:
-                raise Gone
+                raise EOFError
             for message in messages:
                 try:
                     yield 1, list(transform(message))
@@ -75,7 +75,7 @@ def wait_for_messages(path: str, divert: str, transform: Transform) -> threading
         try:
             while True:
                 batch()
-        except (Gone, OSError, Truncated):
+        except (EOFError, OSError, Truncated):
             return
 
     thread = threading.Thread(target=run)
