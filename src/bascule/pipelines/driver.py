@@ -254,6 +254,7 @@ class Driver:
             self._settle_doubts()
         joining = any(self._group_of(name) == pipeline and f"{DIVERT}{name}" not in self._holds.held for name in self._separate)
         removed = pipeline == COMMON and bool(self._known.removed or not self._diverts)
+        self._choice.drop(pipeline)
         if pipeline in self._holds.held or not (position.members or joining or removed):
             return None  # all diverts are disabled or held
         task = self._divert_task(key, position)

@@ -60,5 +60,5 @@ class WaitingChoice:
         return True
 
     def drop(self, pipeline: str) -> None:
-        """Forget a pipeline that has ended for good."""
+        """Forget a pipeline that does not run: others may use its share."""
         self._allowed.pop(pipeline, None)
