@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,14 +20,33 @@ from bascule.writer.lineage import SeenRecord
 #: A batch for the waiting tasks ends after a journal record with which it has this many messages, or this many bytes of them.
 ASKED_MESSAGES: Final = 2_000
 ASKED_BYTES: Final = 16 << 20
+#: The first batch ends after this many messages, and later ones after as many as take about this time, in seconds: a transformation may
+#: call a service for each message, and waiting tasks must answer within exchange.ANSWER_S.
+FIRST_MESSAGES: Final = 100
+ASKED_S: Final = 5.0
 #: Returns the records of messages, both by divert, up to a number of bytes (``Transformer.records``).
 Ask = Callable[[Mapping[str, Sequence[AskedMessage]], int], dict[str, list[MadeRow]]]
+
+
+@dataclass(slots=True)
+class BatchLimit:
+    """The number of messages after which a batch ends."""
+
+    messages: int = FIRST_MESSAGES
+
+    def took(self, messages: int, duration_s: float) -> None:
+        """Adapt to the time, in seconds, that waiting tasks needed for a batch."""
+        if duration_s > ASKED_S:
+            self.messages = max(1, int(messages * ASKED_S / duration_s))
+        elif duration_s < ASKED_S / 2 and messages >= self.messages / 2:
+            self.messages = min(2 * self.messages, ASKED_MESSAGES)
 
 
 @dataclass(slots=True)
 class AskedBatch:
     """Journal records that were read and not carried yet, with what their messages are for the transformations."""
 
+    messages_max: int
     records: list[tuple[SeenRecord, list[WantedMessage], dict[str, Any]]] = field(default_factory=list)
     asked: dict[str, list[AskedMessage]] = field(default_factory=dict)
     messages: int = 0
@@ -35,7 +55,7 @@ class AskedBatch:
     @property
     def full(self) -> bool:
         """Return whether the batch has to be transformed before more is read."""
-        return self.messages >= ASKED_MESSAGES or self.size_bytes >= ASKED_BYTES
+        return self.messages >= min(self.messages_max, ASKED_MESSAGES) or self.size_bytes >= ASKED_BYTES
 
     def add(self, record: KafkaRecord, messages: list[WantedMessage], state: dict[str, Any]) -> None:
         """Add a record with its messages, and the state of the reader after it."""
@@ -63,7 +83,7 @@ class TransformingTask:
         task = self.task
         position = held_position(task.pipelines, task.claim)
         reader, engine, place = task.reader(position), task.engine(), (task.claim.topic, task.claim.partition)
-        state = reader.state()
+        state, limit = reader.state(), BatchLimit()
         names = [divert.name for divert in task.diverts if divert.transformed]
         with (
             Transformer(self.path, names, spark_watch()) as transformer,
@@ -72,8 +92,10 @@ class TransformingTask:
             Carrier(task.pipelines, task.claim, position, lambda: state) as carrier,
         ):
             for taken in source:
-                for batch in batches_of(taken.records, reader, carrier.begun_at):
+                for batch in batches_of(taken.records, reader, carrier.begun_at, limit):
+                    begun_s = time.monotonic()
                     transformed = _asked(batch, transformer.records, carrier)
+                    limit.took(batch.messages, time.monotonic() - begun_s)
                     for record, messages, after in batch.records:
                         state = after
                         carry_messages(messages, record, engine, carrier, transformed)
@@ -83,16 +105,16 @@ class TransformingTask:
             carrier.commit()
 
 
-def batches_of(records: Sequence[KafkaRecord], reader: JournalReader, begun_at: int) -> Iterator[AskedBatch]:
+def batches_of(records: Sequence[KafkaRecord], reader: JournalReader, begun_at: int, limit: BatchLimit) -> Iterator[AskedBatch]:
     """Yield the records from ``begun_at`` on, in batches of bounded size."""
-    batch = AskedBatch()
+    batch = AskedBatch(limit.messages)
     for record in records:
         if record.offset < begun_at:
             continue
         batch.add(record, reader.take(record.offset, record.key, record.value), reader.state())
         if batch.full:
             yield batch
-            batch = AskedBatch()
+            batch = AskedBatch(limit.messages)
     if batch.records:
         yield batch
 

@@ -20,7 +20,7 @@ from bascule.pipelines import carry, exchange, transforming_task
 from bascule.pipelines.exchange import AskedMessage, MadeRow, NotTransformed, answer, asked_messages
 from bascule.pipelines.spec import EARLIEST, DivertSpec, StartPosition, TransactionLimits
 from bascule.pipelines.tasks import DivertTask, ForeignRow
-from bascule.pipelines.transforming_task import TransformingTask, batches_of
+from bascule.pipelines.transforming_task import ASKED_S, FIRST_MESSAGES, BatchLimit, TransformingTask, batches_of
 from bascule.pipelines.waiting import Truncated
 from bascule.writer.position import Position
 from tests.scenarios.sparkless import Bridge, workers_end
@@ -269,7 +269,7 @@ def test_batches_are_bounded_by_messages_and_bytes_and_end_with_a_record(case: C
     records, task = case.records(), case.task()
 
     def sizes() -> list[list[int]]:
-        batches = batches_of(records, task.reader(case.stored), 0)
+        batches = batches_of(records, task.reader(case.stored), 0, BatchLimit())
         return [[record.offset for record, _, _ in batch.records] for batch in batches]
 
     assert sizes() == [[0, 1, 2, 3]]
@@ -277,6 +277,36 @@ def test_batches_are_bounded_by_messages_and_bytes_and_end_with_a_record(case: C
     assert sizes() == [[0, 1, 2], [3]]
     monkeypatch.setattr(transforming_task, "ASKED_BYTES", 1)
     assert sizes() == [[0, 1], [2], [3]]
+
+
+def test_batches_grow_while_they_are_fast_and_shrink_to_those_that_a_slow_transformation_can_answer() -> None:
+    limit = BatchLimit()
+    limit.took(FIRST_MESSAGES // 10, 0.1)
+    assert limit.messages == FIRST_MESSAGES, "a small batch says nothing about a large one"
+    for _ in range(10):
+        limit.took(limit.messages, 0.1)
+    assert limit.messages == transforming_task.ASKED_MESSAGES
+    limit.took(limit.messages, 10 * ASKED_S)
+    assert limit.messages == transforming_task.ASKED_MESSAGES // 10
+    limit.took(1, 10 * ASKED_S)
+    assert limit.messages == 1
+    limit.took(1, 0.1)
+    assert limit.messages == 2
+
+
+def test_size_of_a_batch_follows_the_time_that_the_last_one_took(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = BatchLimit(1)
+    monkeypatch.setattr(transforming_task, "BatchLimit", lambda: limit)
+    case.bridge.send("a", "b", "c")
+    visible: list[int] = []
+
+    def transform(message: AskedMessage) -> list[MadeRow]:
+        visible.append(len(case.bridge.carried("plain")) if message.offset > 1 else 0)
+        return upper(message)
+
+    case.run(case.task(), transform)
+    assert visible == [0, 1, 1], "the second batch has two messages"
+    assert limit.messages == 4
 
 
 def test_message_that_no_transformation_takes_asks_nobody(case: Case) -> None:
