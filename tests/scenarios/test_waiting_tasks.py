@@ -97,7 +97,7 @@ def failing_frames(frame: DataFrame) -> DataFrame:
                 raise RuntimeError("unlucky")
             yield part
 
-    return frame.mapInPandas(changed, frame.schema)  # type: ignore[arg-type]
+    return frame.mapInPandas(changed, frame.schema)
 
 
 def joined(frame: DataFrame) -> DataFrame:
@@ -255,12 +255,12 @@ start = "earliest"
         send(3_000)
         made.wait_for(sent - 2_500)
         found = {
-            "worker": lambda number=round_number: bridge.workers()[number % 2 :][:1],
-            "workers": bridge.workers,
-            "daemons": bridge.daemons,
-            "jvm": bridge.jvms,
-            "driver": list,
-        }[victim]()  # type: ignore[operator]
+            "worker": bridge.workers()[round_number % 2 :][:1],
+            "workers": bridge.workers(),
+            "daemons": bridge.daemons(),
+            "jvm": bridge.jvms(),
+            "driver": [],
+        }[victim]
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

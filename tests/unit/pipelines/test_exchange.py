@@ -190,7 +190,7 @@ def test_source_ends_with_the_resident_task(path: str) -> None:
 
 @pytest.mark.parametrize(("rest", "whole"), [(b"\xff\xff\xff\xfc", True), (b"\xff", True), (b"", False), (b"\0\0\0\1", False)])
 def test_rows_of_a_batch_are_complete_only_if_spark_says_so(rest: bytes, whole: bool) -> None:
-    stream = io.BufferedReader(io.BytesIO(rest))  # type: ignore[arg-type]
+    stream = io.BufferedReader(io.BytesIO(rest))
     if whole:
         check_end(stream)
         assert stream.read() == rest

@@ -16,13 +16,14 @@ import pytest
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord, Output, Place, Taken
 from bascule.jms.message import decode_message
-from bascule.pipelines import carry, exchange, transforming_task
+from bascule.kafka.transactional import TransactionalWriter
+from bascule.pipelines import exchange, transforming_task
 from bascule.pipelines.exchange import AskedMessage, MadeRow, NotTransformed, answer, asked_messages
-from bascule.pipelines.spec import EARLIEST, DivertSpec, StartPosition, TransactionLimits
+from bascule.pipelines.spec import DivertSpec, StartPosition, TransactionLimits
 from bascule.pipelines.tasks import DivertTask, ForeignRow
 from bascule.pipelines.transforming_task import ASKED_S, FIRST_MESSAGES, BatchLimit, TransformingTask, batches_of
 from bascule.pipelines.waiting import Truncated
-from bascule.writer.position import Position
+from bascule.writer.position import EARLIEST, Position
 from tests.scenarios.sparkless import Bridge, workers_end
 from tests.support.journal import text_message
 
@@ -125,7 +126,7 @@ class Case:
     def records(self, start: int = 0) -> list[KafkaRecord]:
         topic = self.bridge.pipelines.topics.journal
         found = self.bridge.history(topic).records(start, self.bridge.end())
-        return [KafkaRecord(topic, 0, each.offset(), each.key(), each.value(), (), 0) for each in found]
+        return [KafkaRecord(topic, 0, each.offset() or 0, each.key(), each.value(), (), 0) for each in found]
 
     @property
     def stored(self) -> Position:
@@ -232,7 +233,7 @@ def test_position_within_a_batch_has_the_fence_and_the_exclusive_diverts_of_its_
     case.bridge.send("a", "b")
     case.bridge.journal.start_epoch(exclusive=("other",))
     case.bridge.send("c")
-    write = carry.TransactionalWriter.write
+    write = TransactionalWriter.write
 
     def fail_at_last(self: Any, outputs: Sequence[Output], before: Position, after: Position, *more: Any) -> None:
         if after.offset > 2:
@@ -241,7 +242,7 @@ def test_position_within_a_batch_has_the_fence_and_the_exclusive_diverts_of_its_
 
     task = case.task(limits=TransactionLimits(records=1))
     with monkeypatch.context() as patch:
-        patch.setattr(carry.TransactionalWriter, "write", fail_at_last)
+        patch.setattr(TransactionalWriter, "write", fail_at_last)
         with pytest.raises(Unavailable):
             case.run(task, upper)
     # The reader had read the whole batch. With its state, the fence would take the rest of the batch for a repetition.
