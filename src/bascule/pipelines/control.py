@@ -283,8 +283,8 @@ class DriverControl:
     def _report_of_unstarted(self, name: str, now_ms: int) -> PipelineReport:
         """Return the report about a pipeline whose definition cannot be read. The revision is not known: any but 0 is at run time."""
         return PipelineReport(
-            PipelineState.FAILED, self._driver, now_ms, error=self._steering.trouble(name), revision=max(1, self._definitions.revision(name)),
-            definition_id=self._definitions.id_of(name),
+            PipelineState.FAILED, self._driver, now_ms, error=self._steering.trouble(name),
+            revision=max(1, self._definitions.revision(name)), definition_id=self._definitions.id_of(name),
         )  # fmt: skip
 
     def _rate(self, name: str, positions: list[Position]) -> float | None:
