@@ -20,10 +20,10 @@ from bascule.writer.lineage import SeenRecord
 #: A batch for the waiting tasks ends after a journal record with which it has this many messages, or this many bytes of them.
 ASKED_MESSAGES: Final = 2_000
 ASKED_BYTES: Final = 16 << 20
-#: The first batch ends after this many messages, and later ones after as many as take about this time, in seconds: a transformation may
-#: call a service for each message, and waiting tasks must answer within exchange.ANSWER_S.
+#: The first batch ends after this many messages. Batches grow while they take less than this time, in seconds, and shrink if one takes
+#: twice as long: a transformation may call a service for each message, and waiting tasks must answer within exchange.ANSWER_S.
 FIRST_MESSAGES: Final = 100
-ASKED_S: Final = 5.0
+ASKED_S: Final = 10.0
 #: Returns the records of messages, both by divert, up to a number of bytes (``Transformer.records``).
 Ask = Callable[[Mapping[str, Sequence[AskedMessage]], int], dict[str, list[MadeRow]]]
 
@@ -36,9 +36,9 @@ class BatchLimit:
 
     def took(self, messages: int, duration_s: float) -> None:
         """Adapt to the time, in seconds, that waiting tasks needed for a batch."""
-        if duration_s > ASKED_S:
+        if duration_s > 2 * ASKED_S:
             self.messages = max(1, int(messages * ASKED_S / duration_s))
-        elif duration_s < ASKED_S / 2 and messages >= self.messages / 2:
+        elif duration_s < ASKED_S and messages >= self.messages / 2:
             self.messages = min(2 * self.messages, ASKED_MESSAGES)
 
 
