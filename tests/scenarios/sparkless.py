@@ -84,7 +84,7 @@ class Job:
             carry_up_to(Context(), task, self.shipped.kafka, end)
 
 
-def carry_up_to(_context: Context, task: Resident, kafka: Mapping[str, object], end: int) -> None:
+def carry_up_to(_context: Context, task: Resident, kafka: Mapping[str, object], end: int, _pool: object = None) -> None:
     """Carry in this process what a worker of Spark carries when a divert catches up."""
     task.run(lambda start: nullcontext(_taken(kafka, start, end)))
 
@@ -100,6 +100,9 @@ class Context:
 
     _gateway = None
 
+    def __init__(self) -> None:
+        self.environment: dict[str, str] = {}
+
     def stop(self) -> None:
         """Do nothing: there is no Spark to stop."""
 
@@ -111,7 +114,6 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver, "carry_up_to", carry_up_to)
     patch.setattr(driver, "cores", lambda *_: 2)
     patch.setattr(driver, "waiting_stages", lambda *_: [])
-    patch.setattr(driver.Driver, "_set_pool", lambda *_: None)
 
 
 def workers_end() -> None:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.pipelines.batches import BatchFailed
+from bascule.pipelines.pools import WorkerPools
 from bascule.pipelines.spark import journal_rows, kafka_range, spark_context, sql_session
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.pipelines.tasks import DivertTask
@@ -65,12 +66,9 @@ def task_of(bridge: Bridge, divert: DivertSpec, made_bytes_max: int) -> DivertTa
 
 def carry(spark: SparkSession, bridge: Bridge, task: DivertTask) -> None:
     """Run one batch over the whole journal."""
-
-    def set_pool(pool: str) -> None:
-        spark.sparkContext.environment["BASCULE_PIPELINE"] = pool
-
+    pools = WorkerPools(lambda: spark.sparkContext)
     journal = journal_rows(kafka_range(spark, bridge.pipelines, bridge.pipelines.topics.journal, 0, 0, bridge.end()))
-    TransformingBatch(task, "diverts", set_pool)(journal)
+    TransformingBatch(task, "diverts", pools.using)(journal)
 
 
 @pytest.mark.slow  # each part that is too large costs Spark a worker

@@ -264,6 +264,8 @@ LIMITS: Final = {
             "ends the oldest one",
         ),
         Limit("threads.metrics_server", "PEER_TIMEOUT_S", "a silence of such a connection", "ends the connection", "s"),
+        Limit("pipelines.waiting_choice", "WAITING_DIVERTS_MAX", "diverts with waiting tasks", "carries further ones in micro-batches"),
+        Limit("pipelines.exchange", "ANSWER_S", "the time of a transformation for one batch", "carries the batch in a micro-batch", "s"),
         Limit("pipelines.lineage_sender", "EVENTS_MAX", "OpenLineage events that wait for the receiver", "drops further ones"),
         Limit("broker.administration", "REASONS_MAX", "reasons in the answer of an action", 'counts the others as "other reasons"'),
     ),

@@ -359,7 +359,7 @@ class Pipelines(MetricsSection):
         default={}, description='Settings passed to Spark. A secret may be "file:PATH" or "credential:NAME"'
     )
     trigger_interval_ms: AtRestart[int] = Field(
-        default=0, ge=0, description="Shortest interval in ms between two micro-batches of a transformation; 0 = start the next one at once"
+        default=0, ge=0, description="Least ms between two micro-batches; above 0, all transformations are carried in micro-batches"
     )
     max_offsets_per_trigger: AtRestart[int] = Field(
         default=MAX_OFFSETS_PER_TRIGGER, ge=1, description="Maximum number of journal records in one micro-batch of a transformation"

@@ -228,6 +228,14 @@ class Carrier:
                 self._tell()
             self.commit()
 
+    def pause(self) -> None:
+        """Commit output before the caller waits for something else.
+
+        A transaction that stays open meanwhile holds back the readers of its topics, and Kafka aborts it after 30 s.
+        """
+        if self._outputs:
+            self.commit()
+
     def commit(self) -> None:
         """Write the added records and the position reached. A record that Kafka refuses is replaced by its fallback.
 

@@ -34,6 +34,7 @@ from bascule.pipelines.ingresses import DriverIngresses
 from bascule.pipelines.jobs import RESIDENT, Resident, ResidentJob, ResidentTasks, Running, Startable, carry_up_to
 from bascule.pipelines.lag_mirrors import MIRROR_S, LagMirrors
 from bascule.pipelines.lineage_sender import lineage_of
+from bascule.pipelines.pools import WorkerPools
 from bascule.pipelines.positions import IDLE_TIMEOUT_S
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
 from bascule.pipelines.registry import joined
@@ -46,6 +47,8 @@ from bascule.pipelines.standby import DriverTurn
 from bascule.pipelines.tasks import DivertTask, KnownDiverts
 from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
+from bascule.pipelines.transforming_job import TransformingJob
+from bascule.pipelines.waiting_choice import WaitingChoice
 from bascule.writer.position import COMMON, DIVERT, EARLIEST, ENDED, INGRESS, Position, PositionLost, group_pipeline
 
 if TYPE_CHECKING:
@@ -93,6 +96,8 @@ class Driver:
         self.held = self._holds.held
         self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
+        self._choice = WaitingChoice(pipelines, lambda: self._sql)
+        self._pools = WorkerPools(lambda: self._spark)
         self._known = KnownDiverts()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
         self._mirrors = LagMirrors(self._positions, self._keys_of, self._control.moved)
@@ -249,20 +254,24 @@ class Driver:
             self._settle_doubts()
         joining = any(self._group_of(name) == pipeline and f"{DIVERT}{name}" not in self._holds.held for name in self._separate)
         removed = pipeline == COMMON and bool(self._known.removed or not self._diverts)
+        self._choice.drop(pipeline)
         if pipeline in self._holds.held or not (position.members or joining or removed):
             return None  # all diverts are disabled or held
         task = self._divert_task(key, position)
         if not any(divert.transformed for divert in task.diverts):
             return self._resident(pipeline, [task], committed=False)
+        if self._choice.allows(pipeline, task):
+            pools, give_up = (self._resident_pool(pipeline), f"{pipeline} rows"), partial(self._choice.give_up, pipeline)
+            return lambda name, _: TransformingJob(self._sql, name, task, pools, self._pools.using, give_up)
         journal = journal_rows(kafka_stream(self._sql, self.pipelines, {(position.topic, position.partition): position.offset}))
-        writer = journal.writeStream.foreachBatch(crossing_batch(TransformingBatch(task, pipeline, self._set_pool)))
+        writer = journal.writeStream.foreachBatch(crossing_batch(TransformingBatch(task, pipeline, self._pools.using)))
         return lambda name, checkpoint: MicroBatches(writer, name, checkpoint, self.pipelines.trigger_interval_ms)
 
     def _resident(self, pool: str, tasks: Sequence[Resident], *, committed: bool) -> Startable:
         def start(name: str, _checkpoint: str) -> Running:
             self._starting.start()  # no pipeline may be enabled, although removed diverts have left messages
-            self._set_pool(self._resident_pool(pool))
-            return ResidentJob(self._spark, name, ResidentTasks(tasks, self.pipelines.kafka, committed))
+            with self._pools.using(self._resident_pool(pool)):
+                return ResidentJob(self._spark, name, ResidentTasks(tasks, self.pipelines.kafka, committed))
 
         return start
 
@@ -347,6 +356,7 @@ class Driver:
 
     def _has_joined(self, name: str) -> None:
         del self.queries[f"{DIVERT}{name}"]
+        self._choice.drop(f"{DIVERT}{name}")
         self._separate.remove(name)
         self._in_doubt.discard(name)
         log.info("divert joined", divert=name)
@@ -355,10 +365,9 @@ class Driver:
         task = self._divert_task(key, position)
         if any(divert.transformed for divert in task.diverts):
             journal = journal_rows(kafka_range(self._sql, self.pipelines, position.topic, position.partition, position.offset, end))
-            TransformingBatch(task, pool, self._set_pool)(journal)
+            TransformingBatch(task, pool, self._pools.using)(journal)
         else:  # without Spark SQL, which would load its planner and compile code first
-            self._set_pool(self._resident_pool(pool))
-            carry_up_to(self._spark, task, self.pipelines.kafka, end)
+            carry_up_to(self._spark, task, self.pipelines.kafka, end, self._pools.using(self._resident_pool(pool)))
         found = self._positions.read(key)
         if found.offset != end:
             raise Unavailable(f"position {key!r} reached offset {found.offset}, expected {end}")
@@ -379,6 +388,7 @@ class Driver:
         """Stop a query for good, and publish its positions no more."""
         if (query := self.queries.pop(name, None)) is not None:
             query.stop()
+        self._choice.drop(name)
         self._mirrors.drop(name)
 
     @property
@@ -401,11 +411,6 @@ class Driver:
         all of them. On a cluster, where a pipeline can run on several machines, the environment of a worker names its pipeline.
         """
         return RESIDENT if runs_locally(self.pipelines) else pipeline
-
-    def _set_pool(self, pool: str) -> None:
-        # A worker process belongs to one environment: a variable for each query with micro-batches lets it keep its own workers, with
-        # their prepared incarnations.
-        self._spark.environment["BASCULE_PIPELINE"] = pool
 
     def _tell(self, reasons: Mapping[str, str]) -> None:
         """Publish why queries do not run, by name. A successor that holds the positions reports them."""

@@ -6,7 +6,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -105,27 +105,40 @@ def bounded(source: Iterable[Taken], end: int) -> Iterator[Taken]:
             return
 
 
-def carry_up_to(context: SparkContext, task: Resident, kafka: Mapping[str, object], end: int) -> None:
-    """Carry the records of a task's source partition before the offset ``end``. Return when the task has ended.
+def carry_up_to(context: SparkContext, task: Resident, kafka: Mapping[str, object], end: int, pool: AbstractContextManager[None]) -> None:
+    """Carry the records of a task's source partition before the offset ``end``, by a worker of a pool. Return when the task has ended.
 
     Raises the errors of the task, and Unavailable if Spark cannot run it.
     """
     try:
-        context.parallelize(range(1), 1).mapPartitions(crossing(BoundedTask(task, kafka, end))).collect()
+        with pool:
+            rdd = context.parallelize(range(1), 1).mapPartitions(crossing(BoundedTask(task, kafka, end)))
+            rdd.id()  # takes the variables of the pool
+        rdd.collect()
     except FAILURES as error:
         raise error_from_spark(error) or Unavailable(described(error)) from None
 
 
-def supervised(source: Iterable[Taken]) -> Iterator[Taken]:
-    """Yield what a source yields, while Spark lives. Raises Unavailable once Spark has ended.
+def spark_watch() -> Callable[[], None]:
+    """Return what raises Unavailable once Spark has ended.
 
     A Python worker of Spark ends with Spark because it reads from a socket, or by SIGHUP. A resident task reads no socket, and SIGHUP is
     ignored in what `nohup` has started. The worker's parent process ends with Spark in any case.
     """
     parent = os.getppid() if os.getpid() == _IMPORTED_IN else _IMPORTED_IN
-    for taken in source:
+
+    def look() -> None:
         if os.getppid() != parent:
             raise Unavailable("Spark has ended, and this task ends with it")
+
+    return look
+
+
+def supervised(source: Iterable[Taken]) -> Iterator[Taken]:
+    """Yield what a source yields, while Spark lives. Raises Unavailable once Spark has ended."""
+    look = spark_watch()
+    for taken in source:
+        look()
         yield taken
 
 

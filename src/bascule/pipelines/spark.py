@@ -118,6 +118,11 @@ def sql_session(context: SparkContext) -> SparkSession:
     return session
 
 
+def cloned_session(session: SparkSession) -> SparkSession:
+    """Return a session with the settings, functions and views of another one, and with its own names from now on."""
+    return SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+
+
 def _convert_no_numpy() -> None:
     """Take the converters of NumPy's values from the gateway to the JVM.
 
@@ -194,6 +199,11 @@ def _local_cores(pipelines: PipelinesSpec) -> int | None:
 def master_url(pipelines: PipelinesSpec) -> str:
     """Return the master's URL. A resident task holds a slot of its own, and mostly waits: a local Spark gets slots for all of them."""
     return f"local[{LOCAL_SLOTS}]" if _local_cores(pipelines) is not None else pipelines.master
+
+
+def has_local_slots(pipelines: PipelinesSpec) -> bool:
+    """Return whether Spark has LOCAL_SLOTS slots. A master such as ``local[2,3]`` or ``local-cluster[1,2,1024]`` names its own number."""
+    return _local_cores(pipelines) is not None
 
 
 def runs_locally(pipelines: PipelinesSpec) -> bool:

@@ -6,14 +6,14 @@ transformation gets its rows in micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from bascule.core import crash
-from bascule.core.errors import BadRecord, BasculeError, Scope
+from bascule.core.errors import BadRecord, BasculeError, InvalidInput, Scope, Unavailable
 from bascule.core.kafka_records import KafkaRecord, Place, Taken
 from bascule.journal.errors import ForeignRecord
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_send, entries
@@ -32,7 +32,7 @@ from bascule.pipelines.rows import message_row
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
 from bascule.writer.claims import Claim
 from bascule.writer.lineage import SeenRecord
-from bascule.writer.position import COMMON
+from bascule.writer.position import COMMON, Position
 
 if TYPE_CHECKING:  # resident tasks do without Arrow, which is half of the start of the process that forks their workers
     import pyarrow as pa
@@ -44,7 +44,7 @@ OFFSET_MAX = 2**63 - 1
 #: loaded broker contain many messages each, and a batch of them would not fit into memory.
 MADE_BYTES_MAX = 256 << 20
 #: Memory, in bytes, of a record in addition to its content.
-_HELD_BYTES = 1_000
+HELD_BYTES = 1_000
 #: The report of a task: Spark requires a row, and only the driver's progress shows it.
 REPORT_SCHEMA = "records long, written long"
 
@@ -52,6 +52,8 @@ REPORT_SCHEMA = "records long, written long"
 DATA_KEY = KEY_OF_KIND[Kind.DATA]
 _RECORD_COLUMNS = ("divert", "offset", "index", "topic", "has_key", "key", "value", "headers")
 _JOURNAL_COLUMNS = ("offset", "key", "value")
+#: Where a message row has its place in the journal.
+_OFFSET, _INDEX = 1, 4
 
 #: Opens source partitions, each at an offset. Iterating over them ends only in tests.
 OpenSource = Callable[[Mapping[Place, int]], AbstractContextManager[Iterable[Taken]]]
@@ -77,6 +79,20 @@ class BatchTooLarge(BasculeError):
 
     retriable = False
     scope = Scope.OPERATION
+
+
+class ForeignRow(InvalidInput):
+    """A transformation returned a row that belongs to none of the messages that it got: it has changed ``offset`` or ``index``."""
+
+    scope = Scope.PIPELINE
+
+    @classmethod
+    def of(cls, divert: str, offset: int | None, index: int | None) -> Self:
+        """Return the error of a row."""
+        return cls(
+            f"divert {divert!r}: the transformation returned a row with offset {offset} and index {index}, which belongs to no message that"
+            " it got; it must keep the columns offset and index"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +133,8 @@ class DivertTask:
     results of users' transformations (transformation.RECORD_SCHEMA); they come before the journal's own rows. ``failed`` has the messages
     on which a transformation failed, by divert, and why. Messages of exclusive diverts that are not configured are dead-lettered by the
     position that answers for them: the divert's own position if it has one, otherwise the common position (``known``). ``made_bytes_max``
-    limits the size of transformed rows; it is None for a single journal record, which is never split.
+    limits the size of transformed rows; it is None for a single journal record, which is never split. A batch whose rows begin at the
+    offset ``start`` is refused if the position is before it: it would skip the records between them.
     """
 
     pipelines: PipelinesSpec
@@ -126,17 +143,23 @@ class DivertTask:
     known: KnownDiverts = KnownDiverts()
     failed: dict[tuple[str, int, int], str] = field(default_factory=dict)
     made_bytes_max: int | None = MADE_BYTES_MAX
+    start: int = 0
 
     def __call__(self, batches: Batches) -> Batches:
-        """Carry the rows of one batch in order. Raises BatchTooLarge before anything is written."""
+        """Carry the rows of one batch in order.
+
+        Raises, before anything is written, BatchTooLarge, and Unavailable if it would skip records. Raises ForeignRow.
+        """
         import pyarrow as pa
 
         position = held_position(self.pipelines, self.claim)
-        reader = JournalReader(position, self.diverts, self._answers)
-        engine = self._engine()
-        made: dict[tuple[str, int, int], list[TransformedRecord]] = {}
-        transformed = partial(self._transformed, made) if any(divert.transformed for divert in self.diverts) else None
+        if position.offset < self.start:
+            raise Unavailable(f"the batch begins at offset {self.start}, and the position was moved back to {position.offset}")
+        reader, engine = self.reader(position), self.engine()
+        made: Made = {}
+        transformed = partial(transformed_of, made, self.failed) if any(divert.transformed for divert in self.diverts) else None
         records = made_bytes = 0
+        rows = _RowPlaces(made)
         with Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
             for batch in batches:
                 if transformed is not None:
@@ -146,19 +169,26 @@ class DivertTask:
                         raise BatchTooLarge(f"transformations produced more than {self.made_bytes_max} bytes from a batch")
                 records += batch.num_rows
                 for offset, key, value in _rows(batch, _JOURNAL_COLUMNS):
-                    self._take(offset, key, value, reader, engine, carrier, transformed)
+                    rows.reach(offset)
+                    places = rows.of(offset)
+                    if offset >= carrier.begun_at:
+                        messages = reader.take(offset, key, value)
+                        self._check_rows(places, messages, offset, key, value)
+                        carry_messages(messages, SeenRecord(offset, key, value), engine, carrier, transformed)
+            rows.reach(None)
             carrier.commit()
         yield pa.RecordBatch.from_pydict({"records": [records], "written": [carrier.written]})
 
     def run(self, open_source: OpenSource) -> None:
         """Carry the records of the journal from the position on. A transaction ends where no further record is there, or at its limits."""
         position = held_position(self.pipelines, self.claim)
-        reader = JournalReader(position, self.diverts, self._answers)
-        engine, place = self._engine(), (self.claim.topic, self.claim.partition)
+        reader, engine, place = self.reader(position), self.engine(), (self.claim.topic, self.claim.partition)
         with open_source({place: position.offset}) as source, Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
             for taken in source:
                 for record in taken.records:
-                    self._take(record.offset, record.key, record.value, reader, engine, carrier, None)
+                    if record.offset >= carrier.begun_at:
+                        messages = reader.take(record.offset, record.key, record.value)
+                        carry_messages(messages, SeenRecord(record.offset, record.key, record.value), engine, carrier, None)
                 if taken.tails or not taken.records:
                     carrier.rest()
                     crash.point("task.divert.end")
@@ -168,49 +198,104 @@ class DivertTask:
         """Return the messages on which a divert's transformation failed."""
         return frozenset((offset, index) for name, offset, index in self.failed if name == divert.name)
 
-    def _engine(self) -> DivertEngine:
+    def reader(self, position: Position) -> JournalReader:
+        """Return a reader of the journal that begins at a position."""
+        return JournalReader(position, self.diverts, self._answers)
+
+    def engine(self) -> DivertEngine:
+        """Return what converts messages to records."""
         source = (self.claim.topic, self.claim.partition)
         return DivertEngine(self.pipelines.bridge_id, source, _dead_letter_topic(self.pipelines), self.pipelines.topics.reserved)
 
-    def _take(
-        self, offset: int, key: bytes | None, value: bytes | None,
-        reader: JournalReader, engine: DivertEngine, carrier: Carrier, transformed: Transformed | None,
-    ) -> None:  # fmt: skip
-        if offset < carrier.begun_at:
-            return
-        for taken in reader.take(offset, key, value):
-            for divert, output in engine.outputs(taken, transformed):
-                carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"), divert.name, taken.send.timestamp_ms)
-                if carrier.spans is not None:
-                    carrier.spans.sent(divert, taken, output)
-        carrier.reach(SeenRecord(offset, key, value))
+    def _check_rows(
+        self, rows: set[tuple[str, int, int]], messages: Sequence[WantedMessage], offset: int, key: bytes | None, value: bytes | None
+    ) -> None:
+        """Raise ForeignRow if one of these transformed rows belongs to no message of the journal record."""
+        rows -= {(divert.name, offset, taken.index) for taken in messages for divert in taken.diverts}
+        if rows and key is not None and value is not None:
+            # The transformation also gets messages that the reader drops.
+            for divert in self.diverts:
+                got = RowsTask(divert, self.failed_of(divert)).places(offset, key, value) if divert.transformed else ()
+                rows -= {(divert.name, *place) for place in got}
+        if rows:
+            raise ForeignRow.of(*min(rows))
 
     def _answers(self, name: str, epoch: int) -> bool:
         return self.known.covers(name, epoch) if self.claim.key.startswith(f"{COMMON}/") else name in self.claim.members
 
-    def _transformed(
-        self, made: dict[tuple[str, int, int], list[TransformedRecord]], taken: WantedMessage, divert: DivertSpec
-    ) -> list[TransformedRecord]:
-        key = (divert.name, taken.offset, taken.index)
-        if key in self.failed:
-            raise BadRecord(f"the transformation failed: {self.failed[key]}")
-        records = made.get(key)
-        if records is None:
-            # The transformation left the message out, or it has no row: then this raises the reason.
-            message_row(taken.send, taken.offset, taken.epoch, taken.sequence, taken.index, divert.key)
-        return records or []
+
+def carry_messages(
+    messages: Sequence[WantedMessage], record: SeenRecord, engine: DivertEngine, carrier: Carrier, transformed: Transformed | None
+) -> None:
+    """Carry the messages of a journal record."""
+    for taken in messages:
+        for divert, output in engine.outputs(taken, transformed):
+            carrier.add(output, partial(engine.dead_letter, taken, divert, "KAFKA_PRODUCE"), divert.name, taken.send.timestamp_ms)
+            if carrier.spans is not None:
+                carrier.spans.sent(divert, taken, output)
+    carrier.reach(record)
 
 
-def _split(batch: pa.RecordBatch, made: dict[tuple[str, int, int], list[TransformedRecord]]) -> tuple[pa.RecordBatch, int]:
-    """Keep the transformed rows of a batch. Return its journal rows and the number of bytes kept."""
+#: Records that transformations made, by divert, offset and index of the message.
+Made = dict[tuple[str, int, int], list[TransformedRecord]]
+
+
+def transformed_of(
+    made: Made, failed: Mapping[tuple[str, int, int], str], taken: WantedMessage, divert: DivertSpec
+) -> list[TransformedRecord]:
+    """Return the records of a message. Raises the reason if the transformation failed on it, or if it has no row."""
+    key = (divert.name, taken.offset, taken.index)
+    if key in failed:
+        raise BadRecord(f"the transformation failed: {failed[key]}")
+    records = made.get(key)
+    if records is None:
+        # The transformation left the message out, or it has no row: then this raises the reason.
+        message_row(taken.send, taken.offset, taken.epoch, taken.sequence, taken.index, divert.key)
+    return records or []
+
+
+def made_record(
+    topic: str | None, has_key: bool, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, str | None]] | None
+) -> TransformedRecord:  # fmt: skip
+    """Return a record from the columns of a transformation's result."""
+    return TransformedRecord(topic, has_key, key, value, {name: (text or "").encode() for name, text in headers or ()})
+
+
+class _RowPlaces:
+    """Which transformed rows have not met their journal record yet. All of them come before the first of these records."""
+
+    def __init__(self, made: Made) -> None:
+        self._made = made
+        self._left: list[tuple[int, str, int]] | None = None
+
+    def reach(self, offset: int | None) -> None:
+        """Come to the next journal record, or to the end. Raises ForeignRow for rows of a record that does not exist before it."""
+        if self._left is None:
+            self._left = sorted(((at, divert, index) for divert, at, index in self._made), reverse=True)
+        if self._left and (offset is None or self._left[-1][0] < offset):
+            at, divert, index = self._left[-1]
+            raise ForeignRow.of(divert, at, index)
+
+    def of(self, offset: int) -> set[tuple[str, int, int]]:
+        """Return the places of the rows of a journal record, once."""
+        found = set()
+        while self._left and self._left[-1][0] == offset:
+            at, divert, index = self._left.pop()
+            found.add((divert, at, index))
+        return found
+
+
+def _split(batch: pa.RecordBatch, made: Made) -> tuple[pa.RecordBatch, int]:
+    """Keep the transformed rows of a batch. Return its journal rows and the number of bytes kept. Raises ForeignRow."""
     import pyarrow.compute as pc
 
     own = pc.is_null(batch.column("divert"))
     kept = batch.filter(pc.invert(own))
     for divert, offset, index, topic, has_key, key, value, headers in _rows(kept, _RECORD_COLUMNS):
-        record = TransformedRecord(topic, has_key, key, value, {name: (text or "").encode() for name, text in headers or ()})
-        made.setdefault((divert, offset, index), []).append(record)
-    return batch.filter(own), kept.nbytes + _HELD_BYTES * kept.num_rows
+        if offset is None or index is None:
+            raise ForeignRow.of(divert, offset, index)
+        made.setdefault((divert, offset, index), []).append(made_record(topic, has_key, key, value, headers))
+    return batch.filter(own), kept.nbytes + HELD_BYTES * kept.num_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +318,10 @@ class RowsTask:
         choice = DivertFilter(self.divert)
         for batch in batches:
             yield from arrow_batches(row for journal_row in _rows(batch, _JOURNAL_COLUMNS) for row in self._messages(choice, *journal_row))
+
+    def places(self, offset: int, key: bytes, value: bytes) -> list[Message]:
+        """Return the messages of a journal record that the transformation gets."""
+        return [(row[_OFFSET], row[_INDEX]) for row in self._messages(DivertFilter(self.divert), offset, key, value)]
 
     def _messages(self, choice: DivertFilter, offset: int, key: bytes, value: bytes) -> Iterator[tuple[Any, ...]]:
         if key != DATA_KEY:

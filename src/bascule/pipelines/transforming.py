@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
@@ -13,23 +14,25 @@ from pyspark.sql import functions as F
 
 from bascule.pipelines.batches import BatchFailed, carry_all
 from bascule.pipelines.failures import FAILURES, crossing, described, error_from_spark
+from bascule.pipelines.pools import InPool
 from bascule.pipelines.rows import ROW_SCHEMA
 from bascule.pipelines.spark import journal_rows, kafka_range
 from bascule.pipelines.spec import DivertSpec
 from bascule.pipelines.tasks import OFFSET_MAX, REPORT_SCHEMA, DivertTask, Message, RowsTask
 from bascule.pipelines.transformation import transformed
 
-#: Sets the pool of worker processes for Python functions that are made from now on.
-SetPool = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True)
 class TransformingBatch:
-    """Carries journal rows for diverts, some of which have transformations. It finds and dead-letters messages on which one fails."""
+    """Carries journal rows for diverts, some of which have transformations. It finds and dead-letters messages on which one fails.
+
+    ``look`` raises an error once the query is told to stop. Its jobs are cancelled then, and no message is at fault for that.
+    """
 
     task: DivertTask
     pool: str
-    set_pool: SetPool
+    in_pool: InPool
+    look: Callable[[], None] = lambda: None
 
     def __call__(self, journal: DataFrame, _batch_id: int = 0) -> None:
         """Carry a batch. Raises the errors of a task, and BatchFailed if a transformation fails for another reason than a message."""
@@ -67,13 +70,15 @@ class SparkBatch:
 
     def carry(self, task: DivertTask) -> None:
         """Write the records of the task's diverts for these rows."""
+        self.of.look()
         frames = [self._records(divert, task) for divert in task.diverts if divert.transformed]
         # The journal's rows come last: all branches run in one task, one after the other.
         merged = _as_records(self.journal)
         for frame in reversed(frames):
             merged = frame.unionByName(merged)
-        self.of.set_pool(self.of.pool)
-        _run(merged.coalesce(1).mapInArrow(crossing(task), REPORT_SCHEMA))
+        with self.of.in_pool(self.of.pool):
+            written = merged.coalesce(1).mapInArrow(crossing(task), REPORT_SCHEMA)
+        _run(written)
 
     def messages(self, divert: DivertSpec, most: int | None) -> list[Message]:
         """Return the messages that the divert's transformation gets, or the first ``most`` of them that are found."""
@@ -83,23 +88,31 @@ class SparkBatch:
     def fault(self, divert: DivertSpec, messages: Sequence[Message]) -> str | None:
         """Return the error of the divert's transformation on these messages, or None if it succeeds."""
         try:
-            _run(transformed(divert, self._rows_of(divert, messages[0], messages[-1])))
+            _run(self._transformed(divert, self._rows_of(divert, messages[0], messages[-1])))
         except FAILURES as error:
+            self.of.look()
             return described(error)
         return None
 
     def control(self, divert: DivertSpec, message: Message) -> None:
         """Read a message, and run the transformation on no message. An error here is not the message's fault and is raised."""
-        without = transformed(divert, self._rows_of(divert, (OFFSET_MAX, 0), (OFFSET_MAX, 0)))
+        without = self._transformed(divert, self._rows_of(divert, (OFFSET_MAX, 0), (OFFSET_MAX, 0)))
         read = self._rows_of(divert, message, message).select("offset", "index")
         _run(without.unionByName(read, allowMissingColumns=True).coalesce(1))
 
     def _records(self, divert: DivertSpec, task: DivertTask) -> DataFrame:
-        return transformed(divert, self._rows(RowsTask(divert, task.failed_of(divert))))
+        return self._transformed(divert, self._rows(RowsTask(divert, task.failed_of(divert))))
+
+    def _transformed(self, divert: DivertSpec, messages: DataFrame) -> DataFrame:
+        with self._rows_pool():
+            return transformed(divert, messages)
+
+    def _rows_pool(self) -> AbstractContextManager[None]:
+        return self.of.in_pool(f"{self.of.pool} rows")
 
     def _rows(self, task: RowsTask) -> DataFrame:
-        self.of.set_pool(f"{self.of.pool} rows")
-        return self.journal.mapInArrow(crossing(task), ROW_SCHEMA)
+        with self._rows_pool():
+            return self.journal.mapInArrow(crossing(task), ROW_SCHEMA)
 
     def _rows_of(self, divert: DivertSpec, first: Message, last: Message) -> DataFrame:
         part = replace(self, journal=self.journal.filter(F.col("offset").between(first[0], last[0])))

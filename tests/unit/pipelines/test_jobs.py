@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_bounded_source_gives_up_if_no_record_comes(monkeypatch: pytest.MonkeyPa
 def test_error_of_a_task_that_catches_up_reaches_the_driver() -> None:
     context: Any = Context()
     with pytest.raises(CarriedError) as raised:  # the model of Spark runs the task in this process
-        jobs.carry_up_to(context, Task(context.cancelled, Unavailable("no Kafka")), {}, 7)
+        jobs.carry_up_to(context, Task(context.cancelled, Unavailable("no Kafka")), {}, 7, nullcontext())
     assert isinstance(error_from_spark(raised.value), Unavailable)
     assert context.asked == [(range(1), 1)]
 

@@ -150,3 +150,22 @@ runpy.run_module("bascule.pipelines.worker_daemon", run_name="__main__")
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     frozen, examined = map(int, said.split())
     assert frozen > 20 * examined
+
+
+def test_workers_do_not_collect_what_a_partition_has_imported() -> None:
+    code = """
+import gc, runpy, sys, pyspark.daemon
+def partitions():
+    imported, examined = [], []
+    for number in range(5):
+        imported.append([[] for _ in range(10_000)])
+        if number != 3:
+            sys.modules[f"imported{number}"] = sys
+        pyspark.daemon.gc.collect()
+        examined.append(len(gc.get_objects()) > 10_000)
+    print(examined)
+pyspark.daemon.manager = partitions
+runpy.run_module("bascule.pipelines.worker_daemon", run_name="__main__")
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said == "[False, False, False, True, False]\n"

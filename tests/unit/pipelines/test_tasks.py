@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from bascule.pipelines import arrow_rows as row_batches
 from bascule.pipelines import tasks
 from bascule.pipelines.divert import DivertEngine, JournalReader, TransformedRecord
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
-from bascule.pipelines.tasks import DATA_KEY, BatchTooLarge, DivertTask, RowsTask
+from bascule.pipelines.tasks import DATA_KEY, BatchTooLarge, DivertTask, ForeignRow, RowsTask, transformed_of
 from bascule.writer.claims import Claim
 from bascule.writer.position import Position
 
@@ -38,10 +39,19 @@ def journal(*bodies: bytes, addresses: Sequence[str] = ()) -> bytes:
     return encode_record(Kind.DATA, 0, 1, b"".join(map(send_entry, sends)))
 
 
-class Idle:
-    """A carrier without output."""
+RECORDS = pa.schema(
+    [
+        ("divert", pa.string()), ("offset", pa.int64()), ("index", pa.int32()), ("topic", pa.string()), ("has_key", pa.bool_()),
+        ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.map_(pa.string(), pa.string())),
+    ]
+)  # fmt: skip
 
-    begun_at = written = 0
+
+class Idle:
+    """A carrier of a position behind the first journal record."""
+
+    begun_at = 2
+    written = 0
     spans = None
 
     def __init__(self, *_: object) -> None:
@@ -68,7 +78,7 @@ def written(
     """Return (topic, value) of each output of a divert for the rows that its transformation made."""
     task = DivertTask(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,), failed=failed or {})
     engine = DivertEngine("bridge", ("journal", 0), "dead")
-    transformed = partial(task._transformed, made)
+    transformed = partial(transformed_of, made, task.failed)
     found = JournalReader(START, [UPPER]).take(1, DATA_KEY, value)
     return [(output.topic, output.value) for taken in found for _, output in engine.outputs(taken, transformed)]
 
@@ -122,17 +132,49 @@ def test_message_rows_are_split_into_bounded_arrow_batches(monkeypatch: pytest.M
 def test_transformed_output_is_held_up_to_byte_limit(monkeypatch: pytest.MonkeyPatch, room: int | None, fits: bool) -> None:
     monkeypatch.setattr(tasks, "held_position", lambda *_: START)
     monkeypatch.setattr(tasks, "Carrier", Idle)
-    schema = pa.schema(
-        [
-            ("divert", pa.string()), ("offset", pa.int64()), ("index", pa.int32()), ("topic", pa.string()), ("has_key", pa.bool_()),
-            ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.map_(pa.string(), pa.string())),
-        ]
-    )  # fmt: skip
     made = [{"divert": "upper", "offset": 1, "index": index, "has_key": False, "value": bytes(500)} for index in range(10)]
-    batches = [pa.RecordBatch.from_pylist(made[:5], schema=schema), pa.RecordBatch.from_pylist(made[5:], schema=schema)]
+    own = {"offset": 1, "has_key": False, "key": DATA_KEY, "value": journal(text("carried"))}
+    batches = [pa.RecordBatch.from_pylist(some, schema=RECORDS) for some in (made[:5], made[5:], [own])]
     task = DivertTask(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,), made_bytes_max=room)
     if fits:
         assert len(list(task(iter(batches)))) == 1
     else:
         with pytest.raises(BatchTooLarge):
             list(task(iter(batches)))
+
+
+@pytest.mark.parametrize(
+    ("offset", "index"), [(0, 0), (3, 0), (1, 1), (1, 2), (2, 0), (None, 0), (1, None)],
+    ids=["earlier offset", "later offset", "message of another divert", "no such message", "no message at all", "no offset", "no index"],
+)  # fmt: skip
+def test_row_of_no_message_that_the_transformation_got_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, offset: int | None, index: int | None
+) -> None:
+    """Otherwise its message would be taken for one that the transformation leaves out."""
+    monkeypatch.setattr(tasks, "held_position", lambda *_: START)
+    monkeypatch.setattr(tasks, "Carrier", Idle)
+    monkeypatch.setattr(tasks, "carry_messages", lambda *_: None)
+    monkeypatch.setattr(Idle, "begun_at", 0)
+    value = journal(text("own"), text("other"), addresses=("orders", "elsewhere"))
+    own = [
+        {"offset": 1, "has_key": False, "key": DATA_KEY, "value": value},
+        {"offset": 2, "has_key": False, "key": b"S", "value": b"a foreign record"},
+    ]
+    good = {"divert": "upper", "offset": 1, "index": 0, "has_key": False, "value": b"OWN"}
+    task = DivertTask(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,))
+    assert list(task(iter([pa.RecordBatch.from_pylist([good, *own], schema=RECORDS)])))
+    with pytest.raises(ForeignRow, match=f"offset {offset} and index {index}"):
+        list(task(iter([pa.RecordBatch.from_pylist([good, {**good, "offset": offset, "index": index}, *own], schema=RECORDS)])))
+
+
+def test_row_of_a_message_that_the_fence_drops_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "held_position", lambda *_: replace(START, epoch=5))
+    monkeypatch.setattr(tasks, "Carrier", Idle)
+    monkeypatch.setattr(tasks, "carry_messages", lambda *_: None)
+    monkeypatch.setattr(Idle, "begun_at", 0)
+    rows = [
+        {"divert": "upper", "offset": 1, "index": 0, "has_key": False, "value": b"LATE"},
+        {"offset": 1, "has_key": False, "key": DATA_KEY, "value": journal(text("late"))},
+    ]
+    task = DivertTask(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), (UPPER,))
+    assert list(task(iter([pa.RecordBatch.from_pylist(rows, schema=RECORDS)])))

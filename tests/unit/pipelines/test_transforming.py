@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -253,7 +254,7 @@ def test_failure_without_responsible_message_is_raised() -> None:
 @pytest.mark.parametrize("error", [Unavailable("no Kafka"), PositionTaken("another driver"), None], ids=["retriable", "fatal", "foreign"])
 def test_batch_raises_task_error_and_foreign_error_as_batch_failed(error: BasculeError | None, monkeypatch: pytest.MonkeyPatch) -> None:
     frame: Any = None
-    batch = TransformingBatch(task(), "pool", lambda _: None)
+    batch = TransformingBatch(task(), "pool", lambda _: nullcontext())
 
     def fails(given: SparkBatch, of: DivertTask) -> None:
         assert (given, of) == (SparkBatch(frame, batch), batch.task)
