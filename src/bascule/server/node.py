@@ -48,6 +48,7 @@ from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
 from bascule.server.garbage import GarbageCollection
 from bascule.server.handshakes import HandshakeLimits, Handshakes
 from bascule.server.ingress import IngressTail
+from bascule.server.ingress_refusals import IngressRefusals
 from bascule.server.interruptions import Interruptions
 from bascule.server.life import BrokerLife
 from bascule.server.listener_tls import TlsPeer
@@ -106,6 +107,7 @@ class Node:
             log.info("every client may do everything, because no permission is configured")
         self.kafka = kafka_client(settings)
         self.audit = audit_of(settings.audit, self.kafka)
+        self._ingress_refusals = IngressRefusals(self.audit)
         self.tracing = process_tracing("bascule-broker")
         self._diverts = diverts_of(settings)
         self._policy = policy_of(settings, self.users.roles)
@@ -309,6 +311,8 @@ class Node:
         largest = min(self._policy.transaction_bytes_max, room.content_bytes)
         self.engine.local_transactions.bytes_max = largest
         self.engine.destinations.on_change = self._queue_changed
+        access = self.engine.intake.access
+        access.permissions, access.on_refused = self.permissions, self._ingress_refusals.record
         self._follow_policy()  # the settings may have changed since the load began
         self.engine.journaling.record_bytes_max = min(RECORD_BYTES_MAX, room.record_bytes)
         # Loaded objects live long: the collector need not examine them repeatedly.
