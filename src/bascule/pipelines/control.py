@@ -21,7 +21,7 @@ from bascule.pipelines.holds import NOTES, Holds
 from bascule.pipelines.positions import IDLE_TIMEOUT_S
 from bascule.pipelines.queries import Query, RestartCounts
 from bascule.pipelines.redrive import RedriveJobs
-from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
+from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec, user_of, user_of_definition
 from bascule.threads.background import in_background
 from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, Steering, Wishes
 from bascule.writer.definitions import DefinitionSteps
@@ -67,6 +67,7 @@ class DriverControl:
         """
         self._specs: dict[str, DivertSpec | IngressSpec] = {f"{DIVERT}{each.name}": each for each in pipelines.diverts}
         self._specs |= {f"{INGRESS}{each.name}": each for each in pipelines.ingresses}
+        self._file_users = {name: user_of(spec) if spec.enabled else None for name, spec in self._specs.items()}
         self._holds = holds
         self._queries = queries
         self._positions = positions
@@ -77,6 +78,7 @@ class DriverControl:
         self._steering = Steering([name for name, spec in self._specs.items() if spec.enabled])
         self._definitions = DefinitionSteps({name.partition(":")[2] for name in self._specs})
         self._ignored: frozenset[str] = frozenset()
+        self._refused: Mapping[str, str] = {}
         self._defined = defined
         defined.steering, defined.specs = self._steering, self._specs
         self._driver = f"{socket.gethostname()}-{os.getpid()}"
@@ -89,6 +91,7 @@ class DriverControl:
         self._restart_counts = RestartCounts()
         self._restarts: dict[str, int] = {}
         self._moved: dict[str, str] = {}
+        self._told_refused: Mapping[str, str] = {}
         self._reported: dict[str, PipelineReport] = {}
         #: Pipelines with a report that is to be deleted once they are.
         self._stale: set[str] = set()
@@ -102,7 +105,7 @@ class DriverControl:
 
     def begin(self) -> None:
         """Learn which pipelines this driver must not start. Raises Unavailable, UnreadableControl."""
-        wishes = self._topics.wishes(READ_TIMEOUT_S, decides=True)
+        wishes = self._refusing(self._topics.wishes(READ_TIMEOUT_S, decides=True))
         self._holds.held |= self._steering.begin(wishes, self._holds.moves.handled() if wishes.offsets else {})
         begun = self._positions.definitions()
         self._definitions.begin(self._defined.usable(wishes, begun), begun)
@@ -131,7 +134,7 @@ class DriverControl:
             try:
                 # After an error, the reader is new: a former leader could answer with wishes from before those that it has followed.
                 unsure = bool(self._trouble)
-                wishes = self._topics.wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure)
+                wishes = self._refusing(self._topics.wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure))
                 self._follow(wishes)
                 self._jobs = wishes.redrives
             except BasculeError as error:
@@ -148,7 +151,7 @@ class DriverControl:
             failed = self.all_tried and any((*self._definitions.due, *self._steering.due))
             self._step_due_s = now_s + RETRY_S if failed else 0.0
         if self.all_tried:  # a redrive leaves the dead letters of pipelines that are not started yet
-            self._redrives.follow(self._jobs, self._specs.values())
+            self._redrives.follow(self._jobs, [self._if_allowed(name) for name in self._specs])
         states = {name: self._state_of(name) for name in self._specs}
         tasks = {name: self._query_of(name) for name in states}
         self._restarts = self._restart_counts.look(tasks, self._queries)
@@ -158,10 +161,10 @@ class DriverControl:
                 self._metrics.lineage(self._lineage.sender.outcomes)
             self._metrics.show(states, tasks, self._queries, self._restarts)
         moved = {name: self._steering.moved(name) for name in self._specs}
-        if ((states, moved) != (self._states, self._moved) or now_s >= self._report_due_s) and all(
+        if ((states, moved, self._refused) != (self._states, self._moved, self._told_refused) or now_s >= self._report_due_s) and all(
             future.done() for future in self._writing
         ):
-            self._states, self._moved, self._report_due_s = states, moved, now_s + REPORT_S
+            self._states, self._moved, self._told_refused, self._report_due_s = states, moved, self._refused, now_s + REPORT_S
             self._report()
 
     def _follow(self, wishes: Wishes) -> None:
@@ -172,8 +175,26 @@ class DriverControl:
         self._ignored = self._definitions.ignored
         self._steering.follow(wishes)
 
+    def _if_allowed(self, name: str) -> DivertSpec | IngressSpec:
+        """Return a pipeline, disabled if it may not run."""
+        return replace(self._specs[name], enabled=False) if name in self._refused else self._specs[name]
+
+    def _refusing(self, wishes: Wishes) -> Wishes:
+        """Return the wishes, with the diverts whose users may not consume."""
+        users = {pipeline: user_of_definition(pipeline, each.settings) for pipeline, each in wishes.definitions.items()} | self._file_users
+        refusing = wishes.refusing({pipeline: user for pipeline, user in users.items() if user is not None})
+        for pipeline, reason in refusing.refused.items():
+            if self._refused.get(pipeline) != reason:
+                log.warning("divert stopped, its user may not consume", pipeline=pipeline, reason=reason)
+        for pipeline in self._refused.keys() - refusing.refused.keys():
+            log.info("divert may continue", pipeline=pipeline)
+        self._refused = refusing.refused
+        return refusing
+
     def note(self, query: str) -> str:
         """Return why the broker keeps the journal for a query that is held; "" if it is not held."""
+        if reason := self._refused.get(query):
+            return reason
         state = self._steering.held(query) if query.startswith(DIVERT) else None
         return "" if state is None else NOTES[state].format(name=query.removeprefix(DIVERT))
 
@@ -235,6 +256,7 @@ class DriverControl:
         query = self._queries.get(self._query_of(name))
         sources = tuple((at.topic, at.partition, at.offset, ends.get((at.topic, at.partition))) for at in positions)
         known = all(end is not None for *_, end in sources)
+        refused = self._refused.get(name, "")
         return PipelineReport(
             self._states[name], self._driver, now_ms, definition_of(self._specs[name]),
             group=spec.group if isinstance(spec := self._specs[name], DivertSpec) else "",
@@ -243,8 +265,8 @@ class DriverControl:
             lag=sum(max(0, end - offset) for _, _, offset, end in sources if end is not None) if known else None,
             records_per_s=self._rate(name, positions),
             restarts=self._restarts[name],
-            error="" if query is None else query.stopped or query.last_error,
-            error_at_ms=0 if query is None else int(query.last_error_s * 1000),
+            error=refused or ("" if query is None else query.stopped or query.last_error),
+            error_at_ms=0 if query is None or refused else int(query.last_error_s * 1000),
             offsets_request=self._moved[name],
             offsets_error=self._holds.moves.refusal(name, self._moved[name]),
             revision=self._definitions.revision(name),

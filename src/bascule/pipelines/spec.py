@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from bascule.broker.divert_access import DivertUser
 from bascule.core.defaults import (
     DIVERT_KEY,
     DIVERT_TO,
@@ -25,7 +27,7 @@ from bascule.core.defaults import (
 from bascule.core.destination import Routing
 from bascule.core.linear_regex import LinearRegex
 from bascule.core.topics import MESSAGE_BYTES_MAX, JournalTopics
-from bascule.writer.position import DEFAULT_GROUP, EARLIEST, LATEST
+from bascule.writer.position import DEFAULT_GROUP, DIVERT, EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from bascule.config.pipeline import Divert, Ingress
@@ -182,6 +184,17 @@ def divert_spec(one: Divert) -> DivertSpec:
         start=_start(one), from_kafka=one.from_kafka, select=tuple(one.select), function=one.python, enabled=one.enabled,
         group=one.group or DEFAULT_GROUP, user=one.user or "",
     )  # fmt: skip
+
+
+def user_of(spec: DivertSpec | IngressSpec) -> DivertUser | None:
+    """Return the user of a divert that acts as one. An ingress runs in any case: the broker checks each of its messages."""
+    return DivertUser(spec.user, spec.source) if isinstance(spec, DivertSpec) and spec.user else None
+
+
+def user_of_definition(pipeline: str, settings: Mapping[str, Any]) -> DivertUser | None:
+    """Return the user of a divert that is defined at run time. The settings may be those of a later version."""
+    user = settings.get("user")
+    return DivertUser(str(user), str(settings.get("from", ""))) if user and pipeline.startswith(DIVERT) else None
 
 
 def ingress_spec(one: Ingress, masked: tuple[str, ...], *, keep_user_id: bool) -> IngressSpec:

@@ -31,6 +31,7 @@ from bascule.broker.retention import RetentionHold
 from bascule.broker.send_times import SendTimes
 from bascule.broker.states import NodeState
 from bascule.config import Settings
+from bascule.config.pipeline_checks import ANONYMOUS_USER
 from bascule.config.settings import Broker as BrokerSettings
 from bascule.core.access import CurrentPermissions
 from bascule.core.errors import BasculeError, Unavailable
@@ -44,6 +45,7 @@ from bascule.server.audit import REFUSE, audit_of
 from bascule.server.client_turns import ClientTurns, ConnectionOutput
 from bascule.server.connection import ClientConnection
 from bascule.server.containers import ContainerIds
+from bascule.server.divert_users import DivertUsers
 from bascule.server.epoch import IN_FLIGHT_BYTES_MAX, Epoch, JournalPlace
 from bascule.server.garbage import GarbageCollection
 from bascule.server.handshakes import HandshakeLimits, Handshakes
@@ -108,6 +110,7 @@ class Node:
         self.kafka = kafka_client(settings)
         self.audit = audit_of(settings.audit, self.kafka)
         self._ingress_refusals = IngressRefusals(self.audit)
+        self._divert_users = DivertUsers(settings.divert, self.permissions, self.audit)
         self.tracing = process_tracing("bascule-broker")
         self._diverts = diverts_of(settings)
         self._policy = policy_of(settings, self.users.roles)
@@ -163,6 +166,10 @@ class Node:
         """Return whether so much data is in flight to the journal that the broker reads nothing from clients."""
         engine = self.engine
         return engine.journaling.in_flight_bytes > min(IN_FLIGHT_BYTES_MAX, engine.memory.in_flight_max_bytes)
+
+    def lists_user(self, user: str) -> bool:
+        """Return whether a pipeline may act as a user: one with a password or a role, or anybody if there are no permissions."""
+        return not self.settings.permission or user == ANONYMOUS_USER or self.users.knows(user)
 
     def awake(self) -> bool:
         """Return whether the current epoch may continue: see Epoch."""
@@ -292,7 +299,7 @@ class Node:
         self._epoch = Epoch(
             place, self._policy, self._diverts, self.spill, int(self.settings.broker.memory_bytes),
             on_ended=on_ended, on_confirmed=self._confirmed, on_ticked=self._ticked, on_stalled=on_stalled,
-            errors=self.errors, send_times=self.send_times,
+            errors=self.errors, send_times=self.send_times, users=self._divert_users,
         )  # fmt: skip
         return self._epoch
 

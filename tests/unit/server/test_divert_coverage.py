@@ -9,7 +9,7 @@ from bascule.core.topics import JournalTopics
 from bascule.kafka.admin import Topics
 from bascule.kafka.control import ControlTopics
 from bascule.server import coverage
-from bascule.server.coverage import CoverageControl, _divert_of
+from bascule.server.coverage import CoverageControl, _divert_of, _FollowedDivert
 from bascule.writer.control import PipelineDefinition
 from tests.support.mock_cluster import MockCluster
 from tests.unit.server.served import run_async
@@ -54,7 +54,7 @@ async def test_settings_of_a_definition_are_checked_once(
 ) -> None:
     checked: list[str] = []
 
-    def divert_of(name: str, definition: PipelineDefinition | None) -> CoveredDivert:
+    def divert_of(name: str, definition: PipelineDefinition | None) -> _FollowedDivert:
         checked.append(name)
         return _divert_of(name, definition)
 
