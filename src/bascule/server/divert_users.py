@@ -8,8 +8,10 @@ from typing import Final
 
 from bascule.broker.divert_access import NEEDED, DivertAccess, DivertUser, changed_decisions
 from bascule.config.pipeline import Divert
+from bascule.config.settings import Settings
 from bascule.core.log import get_log
-from bascule.core.permissions import Permissions
+from bascule.core.permissions import Permission, Permissions, Unauthorized
+from bascule.jms.record import destination
 from bascule.server.audit import AuditTrail
 
 log = get_log(__name__)
@@ -48,3 +50,29 @@ class DivertUsers:
 def user_of(divert: Divert) -> DivertUser | None:
     """Return the user of a divert; None if it acts as the owner of the broker."""
     return None if divert.user is None else DivertUser(divert.user, divert.from_address)
+
+
+def refused_pipelines(settings: Settings, permissions: Permissions) -> list[str]:
+    """Return what the permissions of these settings refuse to the users of pipelines, as far as it is known before a pipeline runs."""
+    diverts = {each.name: user for each in settings.divert if (user := user_of(each)) is not None}
+    found = [
+        f"divert {name!r} will be stopped: {said.reason}"
+        for name, said in changed_decisions(diverts, {}, permissions, 0).items()
+        if said is not None and not said.allowed
+    ]
+    for ingress in settings.ingress:
+        address, _ = destination(ingress.to)
+        if ingress.user is not None and "${" not in address:
+            try:
+                permissions.authorize(ingress.user, Permission.SEND, address)
+            except Unauthorized as error:
+                found.append(f"messages of ingress {ingress.name!r} will be dead letters: {error}")
+    return found
+
+
+def pipelines_of(settings: Settings, user: str) -> list[str]:
+    """Return the pipelines in the settings that act as a user."""
+    return [
+        f"{kind} {each.name}" for kind, pipelines in (("divert", settings.divert), ("ingress", settings.ingress))
+        for each in pipelines if each.user == user
+    ]  # fmt: skip

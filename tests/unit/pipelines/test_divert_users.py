@@ -11,6 +11,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.kafka.appender import Appender
 from bascule.kafka.control import ControlTopics
 from bascule.pipelines import control, driver
+from bascule.pipelines.holds import Holds
 from bascule.pipelines.spec import DivertSpec
 from bascule.writer.control import PipelineReport, PipelineState, WantedState
 from bascule.writer.position import COMMON
@@ -180,9 +181,16 @@ def test_driver_killed_while_a_divert_is_refused_and_allowed_loses_and_repeats_n
 
 
 def test_divert_that_is_defined_at_run_time_is_stopped_when_its_new_user_may_not_consume(
-    bridge: Bridge, operator: Operator, definer: DivertDefiner
+    bridge: Bridge, operator: Operator, definer: DivertDefiner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bridge.journal.start_epoch()
+    hold, started = Holds.hold, list[bool]()
+
+    def held(holds: Holds, pipeline: str) -> bool:
+        started.append(running.driver.queries[pipeline].running is not None)
+        return hold(holds, pipeline)
+
+    monkeypatch.setattr(Holds, "hold", held)
     with bridge.running(bridge.divert("y")) as running:
         running.settle()
         definer.create(user="ann")
@@ -196,6 +204,7 @@ def test_divert_that_is_defined_at_run_time_is_stopped_when_its_new_user_may_not
         definer.create(revision=2, user="bob")
         bridge.send("2")
         definer.follow(running)
+        assert started == [False], "the task was started for the new user before it was stopped"
         assert definer.carry_all(running) == ["1"]
         reported(operator, running, NAME, PipelineState.STOPPED, "no active broker has decided whether user 'bob'")
         say(operator, "late", user="bob", reason=REFUSED)
