@@ -15,7 +15,7 @@ from bascule.broker.message import PRIORITY_MAX, BrokerMessage, stored_group
 from bascule.broker.planned_sends import Planned, PlannedSends
 from bascule.broker.policy import DROP
 from bascule.broker.queue import BrokerQueue
-from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, taken_by
+from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, annotation_steps, taken_by
 from bascule.broker.transactions import Draft
 from bascule.core.destination import Routing
 from bascule.jms.lookup import selector_lookup
@@ -92,7 +92,8 @@ class Intake:
         routes = [self.addresses.route(send.address, Routing(send.routing)) for send, *_ in sends]
         size_bytes = sum(len(send.body) + SEND_OVERHEAD_BYTES for send, *_ in sends)
         queues = sum(len(route.queues) for route in routes)
-        return sum(TAKE_STEPS + route.steps for route in routes), size_bytes + _QUEUE_ID_BYTES * queues
+        annotated = sum(annotation_steps(len(send.body)) for send, _, _, refusal in sends if refusal is not None)
+        return annotated + sum(TAKE_STEPS + route.steps for route in routes), size_bytes + _QUEUE_ID_BYTES * queues
 
     def _to_queues(self, route: Route, body: bytes) -> tuple[tuple[BrokerQueue, ...], tuple[str, ...]]:
         """Return the queues that get a message from Kafka, or the exclusive diverts that take it."""

@@ -95,7 +95,9 @@ class CoverageControl(LoopEffects):
         if self._users is None:
             return
         defined = {name: divert.user for name, (_, divert) in self._diverts.items() if divert.user is not None}
-        for name, said in self._users.changes(defined, self._access).items():
+        # Not on the event loop: a pattern is compared with each [[permission]], word by word.
+        changes = await self.off_loop(self._users.changes, defined, self._access)
+        for name, said in changes.items():
             await self.off_loop(self._topics.say_access, name, said)
             if said is not None:
                 self._users.record(name, said, self._access.get(name))

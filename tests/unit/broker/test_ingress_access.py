@@ -173,6 +173,15 @@ def test_refused_message_that_cannot_get_annotations_is_kept_as_it_is(bench: Ben
     assert bench.waiting(bench.queue(DEAD)) == ["large", "malformed"]
 
 
+def test_annotations_of_dead_letters_are_counted_as_steps(bench: Bench) -> None:
+    taken = Taken(bench)
+    (allowed,) = [arrival(bench, "x" * 800, user="")]
+    (refused,) = bench.engine.intake.access.decided([allowed._replace(user=USER)])
+    assert refused.refusal is not None
+    assert bench.engine.intake_cost([refused])[0] >= bench.engine.intake_cost([allowed])[0] + 100
+    assert taken.refusals == [], "nothing is told before the message is taken"
+
+
 def test_long_record_of_a_user_is_planned_and_refused_as_a_whole(bench: Bench) -> None:
     taken = Taken(bench)
     bench.engine.turns.steps = 400
