@@ -36,7 +36,8 @@ def unknown_user(
 
     Such a user has no role, so it may do only what everybody may do. The roles of a token belong to a connection and not to its user.
     """
-    for kind, pipelines in (("divert", diverts), ("ingress", ingresses)):
+    tables: Sequence[tuple[str, Sequence[Divert | Ingress]]] = (("divert", diverts), ("ingress", ingresses))
+    for kind, pipelines in tables:
         for position, pipeline in enumerate(pipelines):
             if pipeline.user is not None and pipeline.user not in known and pipeline.user != ANONYMOUS_USER:
                 return (kind, position, "user"), unlisted(pipeline.user)
