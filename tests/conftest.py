@@ -33,6 +33,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.threads.stacks import STACKS_VARIABLE, show_stacks_on_signal
 from tests.support import preloaded
+from tests.support.lost_workers import WORDS_FILE, LastWords, LostWorkers
 from tests.support.qpid import Connection, JmsError, QpidPeer
 from tests.support.speed import SLOWNESS
 from tests.support.stacks import Watchdog
@@ -55,6 +56,7 @@ NOISE = re.compile(r"%[3-7]\|.*rdkafka#|(^|asyncio:\S+ )\w+ exception was never 
 #: A descriptor for the standard error of the run, which tests do not capture.
 _STDERR = pytest.StashKey[int]()
 _WATCHDOG = pytest.StashKey[Watchdog]()
+_LAST_WORDS = pytest.StashKey[LastWords]()
 #: Approximate seconds of a file in each directory. Tests that compute and tests that wait for services alternate during the whole run, so
 #: that waiting tests leave the processors to the others. Within each kind long files come first, so that no process is left with a long one
 #: at the end.
@@ -99,6 +101,11 @@ def pytest_configure(config: pytest.Config) -> None:
         share = max(0, process._first_passing_port() - first) // count
         first += int(worker.removeprefix("gw")) % count * share
         process.LASTING_PORT_MIN, process._first_passing_port = first, lambda: first + share
+    if file := getattr(config, "workerinput", {}).get(WORDS_FILE):
+        config.stash[_LAST_WORDS] = LastWords(Path(file))
+        config.pluginmanager.register(config.stash[_LAST_WORDS])
+    elif config.getoption("tx", None):
+        config.pluginmanager.register(LostWorkers())
 
 
 def pytest_report_header() -> str:
@@ -190,7 +197,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     limit_s = pytest_timeout._get_item_settings(item).timeout
     if not limit_s:
         return (yield)
-    say = partial(_say, item.config.stash[_STDERR])
+    say = partial(_say, item.config.stash)
     item.stash[_WATCHDOG] = watchdog = Watchdog(limit_s, lambda: _processes_of_run(os.environ.get(RUN_VARIABLE, "")), say)
     with watchdog:
         return (yield)
@@ -201,8 +208,10 @@ def _noise(report: pytest.TestReport) -> list[str]:
     return [line for line in (report.capstderr + report.caplog).splitlines() if NOISE.search(line)]
 
 
-def _say(stderr: int, text: str) -> None:
-    os.write(stderr, text.encode())
+def _say(stash: pytest.Stash, text: str) -> None:
+    if _LAST_WORDS in stash:
+        stash[_LAST_WORDS].say(text)
+    os.write(stash[_STDERR], text.encode())
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,10 +20,10 @@ from bascule.pipelines import control, driver
 from bascule.pipelines.lineage_sender import lineage_of
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import DivertSpec, IngressSpec
-from bascule.writer.control import OffsetMove, OffsetsWish, PipelineReport, PipelineState, RestartWish, UnreadableControl, WantedState
+from bascule.writer.control import OffsetMove, OffsetsWish, PipelineReport, PipelineState, RestartWish, WantedState
 from bascule.writer.position import COMMON, Position, PositionTaken, position_key, position_partition
 from tests.scenarios.operating import PAUSED, RUNNING, STOPPED, TIMEOUT_S, Killed, Operator
-from tests.scenarios.sparkless import Bridge, without_spark
+from tests.scenarios.sparkless import Bridge, Running, without_spark
 from tests.support.crash_points import at_crash_points
 from tests.support.lineage_receiver import LineageReceiver
 from tests.support.system import wait_for
@@ -311,18 +311,42 @@ def test_broker_shows_why_a_paused_divert_keeps_the_journal(bridge: Bridge, oper
 
 
 @pytest.mark.on_mock_cluster
-def test_driver_does_not_start_on_control_records_that_it_cannot_read(bridge: Bridge, operator: Operator) -> None:
+@pytest.mark.parametrize("key", ["wanted/", "offsets/"])
+def test_damaged_record_of_control_holds_its_divert_until_a_later_record_and_the_others_continue(
+    bridge: Bridge, operator: Operator, key: str
+) -> None:
     bridge.journal.start_epoch()
-    with bridge.running(bridge.divert("x")) as running:
+    diverts = (bridge.divert("x"), bridge.divert("y"))
+
+    def held(running: Running) -> None:
+        operator.follow(running)
+        operator.await_state(running, "divert:x", PipelineState.FAILED)
+        report = operator.topics.reports(TIMEOUT_S).pipelines["divert:x"]
+        assert f"key b'{key}divert:x': unreadable record b'x'" in report.error
+        operator.await_state(running, "divert:y", PipelineState.RUNNING)
+
+    with bridge.running(*diverts) as running:
         running.settle()
-        appender = Appender(bridge.pipelines.kafka)
-        appender.append(Outgoing(bridge.pipelines.topics.control, b"wanted/divert:x", b"{}", partition=0)).result()
-        appender.close()
-        running.driver.poll()
-        running.driver.poll()
-        assert running.query(COMMON).active, "a running driver continues"
-    with pytest.raises(UnreadableControl, match="key b'wanted/divert:x': unreadable record"), bridge.running(bridge.divert("x")):
-        pass
+        bridge.send("1")
+        running.batch()
+        for name in (f"{key}divert:x", "wanted/nobody", "restart/divert:y", "definition/divert:y"):
+            operator.topics._store(name, b"x")
+        held(running)  # while it runs
+        bridge.send("2")
+        running.batch()
+        assert (bridge.carried("x"), bridge.carried("y")) == (["1"], ["1", "2"])
+    with bridge.running(*diverts) as running:  # and at a start
+        held(running)
+        bridge.send("3")
+        running.batch()
+        assert (bridge.carried("x"), bridge.carried("y")) == (["1"], ["1", "2", "3"])
+        operator.want("divert:x", RUNNING)
+        operator.follow(running)
+        running.settle()
+        running.batch()
+        assert bridge.carried("x") == ["1", "2", "3"]
+        operator.await_state(running, "divert:x", PipelineState.RUNNING)
+        assert operator.topics.reports(TIMEOUT_S).pipelines["divert:x"].error == ""
 
 
 @pytest.mark.on_mock_cluster

@@ -337,3 +337,35 @@ def test_step_that_fails_is_repeated(
     assert [line.partition("error=")[2].strip('"')[:30] for line in said] == [
         "Unavailable: no Kafka", "Unavailable: no Kafka", "UnusableDefinition: the defini",
     ]  # fmt: skip
+
+
+@pytest.mark.on_mock_cluster
+def test_ingress_of_a_damaged_definition_stands_with_its_positions_until_the_next_definition(bridge: Bridge, topics: ControlTopics) -> None:
+    bridge.journal.start_epoch()
+    definer = Definer(bridge, topics)
+    definer.define()
+    definer.produce("1")
+
+    def stands(running: Running) -> None:
+        definer.follow(running)
+        definer.await_report(running, lambda found: "in" in str(found) and found["ingress:in"].state is PipelineState.FAILED)
+        report = topics.reports(TIMEOUT_S).pipelines["ingress:in"]
+        assert ("key b'definition/ingress:in': unreadable record" in report.error, report.definition_id) == (True, "1")
+
+    with bridge.running(bridge.divert("x")) as running:
+        definer.follow(running)
+        definer.carry(running, 1)
+        topics._store("definition/ingress:in", b"x")
+        stands(running)
+    with bridge.running(bridge.divert("x")) as running:
+        stands(running)
+        definer.produce("2")
+        definer.define(revision=2)
+        definer.follow(running)
+        definer.carry(running, 2)
+        assert [offset for offset, _ in definer.messages()] == [0, 1], "the positions were kept"
+        topics._store("definition/ingress:in", b"x")
+        stands(running)
+        definer.undefine()
+        definer.follow(running)
+        definer.await_report(running, lambda found: "ingress:in" not in found)

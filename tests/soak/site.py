@@ -235,10 +235,11 @@ class Site:
 
     def workers(self) -> list[int]:
         """Return the process ids of Spark's Python workers that are not suspended."""
-        if not self.up("driver"):
+        driver = self.parts["driver"].pid()
+        if driver is None or not self.up("driver"):
             return []
         still = {pid for pause in self.pauses for pid in pause.pids}
-        found = descendants(self.parts["driver"].pid() or 0).items()
+        found = descendants(driver).items()
         return sorted(pid for pid, command in found if "pyspark" in command and "java" not in command and pid not in still)
 
     def driver_pids(self) -> list[int]:

@@ -34,12 +34,13 @@ from bascule.writer.control import (
     decoded,
     encoded,
 )
+from bascule.writer.control_table import CONTROL_SKIPPED, ControlRecord, covered_pipeline, wishes_of
 from bascule.writer.position import DIVERT
-from bascule.writer.redrive import JOB_KEY, RedriveJob, UnreadableRedrive
+from bascule.writer.redrive import JOB_KEY, RedriveJob
 
 log = get_log(__name__)
 
-C = TypeVar("C", PipelineDefinition, CoverageMark, DivertAccess)
+C = TypeVar("C", PipelineDefinition, CoverageMark, DivertAccess, PipelineReport, DriverReport)
 
 #: How long a deletion waits for Kafka to answer which records there are, in seconds.
 FORGET_TIMEOUT_S: Final = 10.0
@@ -72,37 +73,17 @@ class ControlTopics:
         self._readers: dict[str, TableReader] = {}
         self._shared = SharedClients(kafka)
         self._lock = threading.Lock()
-        #: Places of jobs that cannot be read, which are logged once.
+        #: Places of records that cannot be read, which are logged once.
         self._unreadable: set[str] = set()
 
     def wishes(self, timeout_s: float, *, decides: bool = False) -> Wishes:
-        """Return all wishes. ``decides``: a former leader must not answer. Raises Unavailable, UnreadableControl."""
+        """Return all wishes. ``decides``: a former leader must not answer. Raises Unavailable."""
         topic = self._topics.control
-        states: dict[str, Wish] = {}
-        restarts: dict[str, RestartWish] = {}
-        offsets: dict[str, OffsetsWish] = {}
-        definitions: dict[str, PipelineDefinition] = {}
-        redrives: dict[str, RedriveJob] = {}
-        covered: dict[str, tuple[CoverageMark, ...]] = {}
-        access: dict[str, DivertAccess] = {}
-        for name, stored in self._table(topic, timeout_s, decides=decides).items():
-            place = stored.place(topic, name.encode())
-            if name.startswith(WANTED_KEY):
-                states[name.removeprefix(WANTED_KEY)] = decoded(Wish, stored.value, place)
-            elif name.startswith(RESTART_KEY):
-                restarts[name.removeprefix(RESTART_KEY)] = decoded(RestartWish, stored.value, place)
-            elif name.startswith(OFFSETS_KEY):
-                offsets[name.removeprefix(OFFSETS_KEY)] = decoded(OffsetsWish, stored.value, place)
-            elif name.startswith(DEFINITION_KEY):
-                definitions[name.removeprefix(DEFINITION_KEY)] = decoded(PipelineDefinition, stored.value, place)
-            elif name.startswith(JOB_KEY) and (job := self._job(stored, place)) is not None:
-                redrives[name.removeprefix(JOB_KEY)] = job
-            elif name.startswith(COVERED_KEY) and (mark := self._readable(CoverageMark, stored.value, place)) is not None:
-                pipeline = _covered(name)
-                covered[pipeline] = (*covered.get(pipeline, ()), mark)
-            elif name.startswith(ACCESS_KEY) and (said := self._readable(DivertAccess, stored.value, place)) is not None:
-                access[name.removeprefix(ACCESS_KEY)] = said
-        return Wishes(states, restarts, offsets, definitions, redrives, covered, access)
+        table = self._table(topic, timeout_s, decides=decides)
+        return wishes_of(
+            {key: ControlRecord(stored.value, stored.offset, stored.place(topic, key.encode())) for key, stored in table.items()},
+            self._skipped,
+        )
 
     def controlled_diverts(self, timeout_s: float, *, decides: bool = False) -> DivertRecords:
         """Return what the topic has about diverts. ``decides``: a former leader must not answer. Raises Unavailable."""
@@ -115,7 +96,7 @@ class ControlTopics:
             if name.startswith(prefix):
                 definitions[name.removeprefix(prefix)] = self._readable(PipelineDefinition, stored.value, place)
             elif name.startswith(COVERED_KEY) and (found := self._readable(CoverageMark, stored.value, place)) is not None:
-                covered.setdefault(_covered(name).removeprefix(DIVERT), []).append(found)
+                covered.setdefault(covered_pipeline(name).removeprefix(DIVERT), []).append(found)
             elif name.startswith(f"{ACCESS_KEY}{DIVERT}"):
                 # A decision that cannot be read is made again: no divert has a user without a name.
                 said = self._readable(DivertAccess, stored.value, place) or DivertAccess("", "")
@@ -127,10 +108,14 @@ class ControlTopics:
         try:
             return decoded(kind, value, place)
         except UnreadableControl as error:
-            if place not in self._unreadable:
-                self._unreadable.add(place)
-                log.error("record of the control of pipelines skipped", error=str(error))
+            self._skipped(CONTROL_SKIPPED, place, str(error))
             return None
+
+    def _skipped(self, event: str, place: str, reason: str) -> None:
+        """Log once that a record has no effect."""
+        if place not in self._unreadable:
+            self._unreadable.add(place)
+            log.error(event, error=reason)
 
     def say_covered(self, divert: str, epoch: int, covered: CoverageMark) -> None:
         """Store what an epoch says about a divert, and return when Kafka has stored it. Raises Unavailable."""
@@ -141,13 +126,13 @@ class ControlTopics:
         self._store(f"{ACCESS_KEY}{DIVERT}{divert}", None if said is None else encoded(said))
 
     def reports(self, timeout_s: float) -> Reports:
-        """Return the newest reports. Raises Unavailable, UnreadableControl."""
+        """Return the newest reports without those that cannot be read, which the driver replaces within a minute. Raises Unavailable."""
         topic = self._topics.reports
         table = self._table(topic, timeout_s)
         own = table.pop(DRIVER_KEY, None)
-        driver = None if own is None else decoded(DriverReport, own.value, own.place(topic, DRIVER_KEY.encode()))
-        found = {name: decoded(PipelineReport, stored.value, stored.place(topic, name.encode())) for name, stored in table.items()}
-        return Reports(driver, found)
+        driver = None if own is None else self._readable(DriverReport, own.value, own.place(topic, DRIVER_KEY.encode()))
+        found = {name: self._readable(PipelineReport, stored.value, stored.place(topic, name.encode())) for name, stored in table.items()}
+        return Reports(driver, {name: report for name, report in found.items() if report is not None})
 
     def reported(self, timeout_s: float) -> set[str]:
         """Return the names of the pipelines that have a report, also one that cannot be read. Raises Unavailable."""
@@ -181,7 +166,7 @@ class ControlTopics:
             return
         topic = self._topics.control
         for name, stored in self._table(topic, FORGET_TIMEOUT_S).items():
-            if name.startswith(COVERED_KEY) and _covered(name) == pipeline:
+            if name.startswith(COVERED_KEY) and covered_pipeline(name) == pipeline:
                 found = self._readable(CoverageMark, stored.value, stored.place(topic, name.encode()))
                 if found is None or found.id != but:
                     self._store(name, None)
@@ -211,16 +196,6 @@ class ControlTopics:
             self._readers.clear()
         self._shared.close()
 
-    def _job(self, stored: Stored, place: str) -> RedriveJob | None:
-        """Return a job; None if it cannot be read. Nothing else depends on it, so the control of pipelines continues."""
-        try:
-            return RedriveJob.decode(stored.value, place)
-        except UnreadableRedrive as error:
-            if place not in self._unreadable:
-                self._unreadable.add(place)
-                log.error("redrive job skipped", error=str(error))
-            return None
-
     def _table(self, topic: str, timeout_s: float, *, decides: bool = False) -> dict[str, Stored]:
         with self._lock:
             if topic not in self._readers:
@@ -236,11 +211,6 @@ class ControlTopics:
             reader.close()
             raise
         return {key.decode(errors="replace"): stored for key, stored in found.items()}
-
-
-def _covered(key: str) -> str:
-    """Return the pipeline of a key with COVERED_KEY."""
-    return key.removeprefix(COVERED_KEY).rpartition("/")[0]
 
 
 def _record(topic: str, key: str, value: bytes | None) -> Outgoing:

@@ -76,9 +76,12 @@ class DriverControl:
         self._topics = ControlTopics(pipelines.kafka, pipelines.topics)
         self._ends = StableEnds(pipelines.kafka)
         self._steering = Steering([name for name, spec in self._specs.items() if spec.enabled])
-        self._definitions = DefinitionSteps({name.partition(":")[2] for name in self._specs})
+        self._in_file = frozenset(name.partition(":")[2] for name in self._specs)
+        self._definitions = DefinitionSteps(self._in_file)
         self._ignored: frozenset[str] = frozenset()
         self._refused: Mapping[str, str] = {}
+        #: Why pipelines are held whose records cannot be read.
+        self._unreadable: Mapping[str, str] = {}
         self._defined = defined
         defined.steering, defined.specs = self._steering, self._specs
         self._driver = f"{socket.gethostname()}-{os.getpid()}"
@@ -104,15 +107,17 @@ class DriverControl:
         self._jobs: Mapping[str, RedriveJob] = {}
 
     def begin(self) -> None:
-        """Learn which pipelines this driver must not start. Raises Unavailable, UnreadableControl."""
-        wishes = self._refusing(self._topics.wishes(READ_TIMEOUT_S, decides=True))
+        """Learn which pipelines this driver must not start. Raises Unavailable."""
+        wishes = self._wishes(READ_TIMEOUT_S, decides=True)
         self._holds.held |= self._steering.begin(wishes, self._holds.moves.handled() if wishes.offsets else {})
         begun = self._positions.definitions()
-        self._definitions.begin(self._defined.usable(wishes, begun), begun)
+        self._definitions.begin(self._defined.usable(wishes, begun), begun, wishes.undefined)
+        self._note_unreadable(wishes)
         self.all_tried = not any(self._definitions.due)
         reported = self._topics.reported(READ_TIMEOUT_S)
         # Of the ingresses that begin again, only this driver knows the states.
-        self._stale = (reported & self._definitions.pipelines) - wishes.definitions.keys()
+        self._stale = (reported & self._definitions.pipelines) - wishes.definitions.keys() - wishes.undefined
+        reported -= self._definitions.unreadable  # the only place with the ids of their definitions, if they have not begun
         self._topics.report(dict.fromkeys(reported - self._specs.keys() - self._stale))
         self._begun = True
 
@@ -134,7 +139,7 @@ class DriverControl:
             try:
                 # After an error, the reader is new: a former leader could answer with wishes from before those that it has followed.
                 unsure = bool(self._trouble)
-                wishes = self._refusing(self._topics.wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure))
+                wishes = self._wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure)
                 self._follow(wishes)
                 self._jobs = wishes.redrives
             except BasculeError as error:
@@ -154,6 +159,8 @@ class DriverControl:
             self._redrives.follow(self._jobs, [self._if_allowed(name) for name in self._specs])
         states = {name: self._state_of(name) for name in self._specs}
         tasks = {name: self._query_of(name) for name in states}
+        states |= dict.fromkeys(self._unstarted, PipelineState.FAILED)
+        tasks |= {name: name for name in self._unstarted}
         self._restarts = self._restart_counts.look(tasks, self._queries)
         if self._metrics is not None:
             self._metrics.redriven(self._redrives.outcomes)
@@ -167,9 +174,13 @@ class DriverControl:
             self._states, self._moved, self._told_refused, self._report_due_s = states, moved, self._refused, now_s + REPORT_S
             self._report()
 
+    def _wishes(self, timeout_s: float, *, decides: bool) -> Wishes:
+        return self._refusing(self._topics.wishes(timeout_s, decides=decides).beside_file(self._in_file))
+
     def _follow(self, wishes: Wishes) -> None:
         begun = {pipeline: self._definitions.id_of(pipeline) for pipeline in wishes.definitions}
-        self._definitions.follow(self._defined.usable(wishes, begun))
+        self._definitions.follow(self._defined.usable(wishes, begun), wishes.undefined)
+        self._note_unreadable(wishes)
         for name in self._definitions.ignored - self._ignored:
             log.warning("definition ignored, the configuration file has a pipeline of this name", pipeline=name)
         self._ignored = self._definitions.ignored
@@ -191,11 +202,28 @@ class DriverControl:
         self._refused = refusing.refused
         return refusing
 
+    def _note_unreadable(self, wishes: Wishes) -> None:
+        """Log once which pipelines damaged records hold."""
+        found = {pipeline: reason for pipeline in wishes.unreadable if (reason := wishes.trouble(pipeline))}
+        for pipeline, reason in found.items():
+            if self._unreadable.get(pipeline) != reason:
+                log.error("pipeline held, a record of its control cannot be read", pipeline=pipeline, error=reason)
+        for pipeline in self._unreadable.keys() - found.keys():
+            log.info("record of the control of pipelines was replaced", pipeline=pipeline)
+        self._unreadable = found
+
+    @property
+    def _unstarted(self) -> frozenset[str]:
+        """The pipelines whose definitions cannot be read, and that this driver has not started."""
+        return self._definitions.unreadable - self._specs.keys()
+
     def note(self, query: str) -> str:
         """Return why the broker keeps the journal for a query that is held; "" if it is not held."""
         if reason := self._refused.get(query):
             return reason
         state = self._steering.held(query) if query.startswith(DIVERT) else None
+        if state is PipelineState.FAILED:
+            return self._steering.trouble(query)
         return "" if state is None else NOTES[state].format(name=query.removeprefix(DIVERT))
 
     def moved(self, query: str) -> str:
@@ -239,6 +267,7 @@ class DriverControl:
             self._reported.clear()
         now_ms = _now_ms()
         reports = {name: self._report_of(name, positions, ends, now_ms) for name, positions in held.items()}
+        reports |= {name: self._report_of_unstarted(name, now_ms) for name in self._unstarted}
         if self._metrics is not None:
             self._metrics.measure(reports, stored, ends, self._queries)
         if self._lineage is not None:
@@ -265,12 +294,19 @@ class DriverControl:
             lag=sum(max(0, end - offset) for _, _, offset, end in sources if end is not None) if known else None,
             records_per_s=self._rate(name, positions),
             restarts=self._restarts[name],
-            error=refused or ("" if query is None else query.stopped or query.last_error),
+            error=self._steering.trouble(name) or refused or ("" if query is None else query.stopped or query.last_error),
             error_at_ms=0 if query is None or refused else int(query.last_error_s * 1000),
             offsets_request=self._moved[name],
             offsets_error=self._holds.moves.refusal(name, self._moved[name]),
             revision=self._definitions.revision(name),
             definition_id=self._definitions.id_of(name),
+        )  # fmt: skip
+
+    def _report_of_unstarted(self, name: str, now_ms: int) -> PipelineReport:
+        """Return the report about a pipeline whose definition cannot be read. The revision is not known: any but 0 is at run time."""
+        return PipelineReport(
+            PipelineState.FAILED, self._driver, now_ms, error=self._steering.trouble(name),
+            revision=max(1, self._definitions.revision(name)), definition_id=self._definitions.id_of(name),
         )  # fmt: skip
 
     def _rate(self, name: str, positions: list[Position]) -> float | None:

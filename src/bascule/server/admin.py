@@ -27,10 +27,10 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import uvicorn
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -52,6 +52,7 @@ from bascule.server.audit import AuditTrail
 from bascule.server.console import Console
 from bascule.server.console_sessions import ConsoleSessions
 from bascule.server.descriptors import RESERVED
+from bascule.server.exposition import METRICS_TYPE, PiecesAnswer, exposition
 from bascule.server.handshakes import Handshakes, TlsContext, no_tls
 from bascule.server.in_turns import beside
 from bascule.server.listener import Listener, bind
@@ -63,8 +64,6 @@ from bascule.server.sending_messages import without_content
 from bascule.server.status import BrokerRole, BrokerStatus, ConnectionStatus, QueueDetail, SubscriptionStatus
 from bascule.server.status_metrics import StatusCollector
 
-#: Prometheus' own text format.
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Longest wait for HTTP connections when the broker stops.
 STOP_TIMEOUT_S = 1
 #: Maximum number of dead letters in one answer, since each is read and decoded on the thread of the event loop.
@@ -73,6 +72,8 @@ DEAD_LETTERS = 100
 #: Pages about all queues, consumers or connections that are made at once: a page about 32,000 queues with long names takes hundreds of
 #: megabytes while it is made.
 PAGES_AT_ONCE = 1
+#: Answers in pieces that are sent at once, each with the figures of all queues.
+STREAMS_AT_ONCE = 4
 
 #: As starlette's JSONResponse.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -126,6 +127,7 @@ class _Pages:
         self._audit = audit
         self._collectors = collectors
         self._turn = asyncio.Semaphore(PAGES_AT_ONCE)
+        self._streams = asyncio.Semaphore(STREAMS_AT_ONCE)
 
     async def livez(self, _request: Request) -> Response:
         """Answer that the process lives."""
@@ -145,12 +147,18 @@ class _Pages:
 
     async def metrics(self, _request: Request) -> Response:
         """Answer with metrics for Prometheus."""
-        async with self._turn:
-            registry = CollectorRegistry(auto_describe=False)
-            for collector in (StatusCollector(await self._broker.status()), *self._collectors):
-                registry.register(collector)
-            text = await beside(partial(generate_latest, registry))
-        return Response(text, headers={"content-type": METRICS_TYPE})
+        await self._streams.acquire()
+        try:
+            async with self._turn:
+                status = StatusCollector(await self._broker.status())
+            metrics = chain(status.slices(), chain.from_iterable(each.collect() for each in self._collectors))
+            pieces = exposition(metrics)
+            first = await beside(partial(next, pieces))  # an error of all figures is answered
+        except BaseException:
+            self._streams.release()
+            raise
+        failed = partial(self._broker.contain, path=METRICS_PATH)
+        return PiecesAnswer(chain((first,), pieces), METRICS_TYPE, done=self._streams.release, failed=failed)
 
     async def look(self, request: Request) -> Response:
         """Answer one of LOOKS."""

@@ -35,6 +35,8 @@ PIECE_BYTES: Final = 4 << 10
 
 #: Key of the state of a request whose peer has closed its side of the connection.
 PEER_ENDED: Final = "peer_ended"
+#: Key of a function in the state of a request that aborts its connection.
+ABORT: Final = "abort"
 
 LIMITS: Final = HandshakeLimits(WAITING_MAX, WAITING_PER_ADDRESS_MAX, REQUEST_TIMEOUT_S)
 
@@ -57,7 +59,7 @@ class AdminConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Handle a new connection."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, CERTIFIED: tls_peer(transport).user}
+        self.app_state = {**self.app_state, CERTIFIED: tls_peer(transport).user, ABORT: self._handshake.abort}
         self._handshake.transport = transport
         self._wait()
 

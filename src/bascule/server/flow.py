@@ -95,7 +95,7 @@ class FlowPage:
         own, report = self._pages.definition(known, pipeline), known.reports.pipelines.get(pipeline)
         if own is not None:
             return own.settings
-        return None if report is None else report.definition
+        return None if report is None or not report.definition else report.definition
 
     def _state(self, known: KnownPipelines, pipeline: str, *, enabled: bool) -> FlowState:
         found = self._pages.described(known, pipeline)

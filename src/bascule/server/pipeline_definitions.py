@@ -59,6 +59,18 @@ def held_definitions(pages: PipelinePages, known: KnownPipelines) -> PipelineDef
     return {"diverts": held["divert"], "ingresses": held["ingress"]}
 
 
+def replaceable(known: KnownPipelines, pipeline: str) -> PipelineDefinition:
+    """Return in place of a definition that cannot be read what is known about it: its id, and a revision that is not below its own.
+
+    The positions of the pipeline belong to the id. Driver and brokers have stored it; if none of them has, the pipeline has not begun.
+    """
+    report, marks = known.reports.pipelines.get(pipeline), known.wishes.covered.get(pipeline, ())
+    ids = {mark.id for mark in marks}
+    id = report.definition_id if report is not None and report.definition_id else ids.pop() if len(ids) == 1 else uuid.uuid4().hex
+    revisions = [mark.revision for mark in marks if mark.id == id]
+    return PipelineDefinition(id, max((1 if report is None else report.revision, 1, *revisions)), {})
+
+
 class DefinitionConflict(InvalidInput):
     """A pipeline of the name exists already, is defined in the configuration file, or was changed by somebody else."""
 
@@ -136,14 +148,17 @@ class DefinitionPages:
         if (user := given.get("user")) is not None and not self._pages.lists_user(user):
             raise InvalidInput(f"'user': {unlisted(user)}")
         before = known.wishes.definitions.get(pipeline)
-        if before is None:
+        unreadable = pipeline in known.wishes.undefined
+        if before is None and not unreadable:
             self._check_new(known, name)
         elif new:
             raise DefinitionConflict(f"{self._kind} {name!r} exists already; change it (bascule {self._kind} change {name})")
+        elif before is None:
+            before = replaceable(known, pipeline)
         else:
             check_change(self._kind, before.settings, given)
         replaced = request.query_params.get(REVISION)
-        if replaced is not None and replaced != str(0 if before is None else before.revision):
+        if replaced is not None and not unreadable and replaced != str(0 if before is None else before.revision):
             raise DefinitionConflict(f"{self._kind} {name!r} does not have the revision {replaced!r:.20} any more; somebody has changed it")
         after = PipelineDefinition(
             uuid.uuid4().hex if before is None else before.id, 1 if before is None else before.revision + 1, dict(given),
@@ -160,7 +175,8 @@ class DefinitionPages:
         pipeline, known = f"{KINDS[self._kind]}{name}", await self._pages.known(decides=True)
         self._check_free(known, name)
         leftover = pipeline in {*known.wishes.states, *known.wishes.restarts, *known.wishes.offsets}
-        if pipeline not in known.wishes.definitions and not leftover and not self._pages.is_leaving(known, pipeline):
+        defined = pipeline in known.wishes.definitions or pipeline in known.wishes.unreadable
+        if not defined and not leftover and not self._pages.is_leaving(known, pipeline):
             raise UnknownAddress(f"there is no {self._kind} {name!r:.60}")
         await self._pages.beside(partial(self._pages.topics.undefine, pipeline))
         # Another broker may have stored a change at the same time. A definition with another id is a new one.

@@ -46,12 +46,12 @@ from bascule.server.redrive import RedrivePages
 from bascule.threads.background import in_background
 from bascule.writer.control import (
     KINDS,
+    WANTED_KEY,
     OffsetsWish,
     PipelineDefinition,
     PipelineReport,
     PipelineState,
     RestartWish,
-    UnreadableControl,
     WantedState,
     Wish,
     Wishes,
@@ -73,6 +73,8 @@ UNCOVERED: Final = "waiting for coverage"
 #: The state of a pipeline whose definition is deleted and that the driver has not deleted yet, and what is wanted of it.
 DELETING: Final = "deleting"
 DELETED: Final = "deleted"
+#: What is wanted of a pipeline whose record about this is damaged.
+UNREADABLE: Final = "unreadable"
 #: Where a pipeline is defined.
 IN_FILE: Final = "file"
 AT_RUN_TIME: Final = "runtime"
@@ -107,10 +109,10 @@ class PipelineTopics(Protocol):
     """The topics by which pipelines are controlled; see bascule.kafka.control.ControlTopics. Blocking."""
 
     def wishes(self, timeout_s: float, *, decides: bool = False) -> Wishes:
-        """Return all wishes. ``decides``: a former leader must not answer. Raises Unavailable, UnreadableControl."""
+        """Return all wishes. ``decides``: a former leader must not answer. Raises Unavailable."""
 
     def reports(self, timeout_s: float) -> Reports:
-        """Return the newest reports. Raises Unavailable, UnreadableControl."""
+        """Return the newest reports. Raises Unavailable."""
 
     def want(self, pipeline: str, wish: Wish | RestartWish | OffsetsWish) -> None:
         """Store a wish. Raises Unavailable."""
@@ -166,6 +168,7 @@ class PipelinePages:
         #: The pipelines of this broker's own configuration, which its drivers usually share.
         self._configured = {f"{KINDS['divert']}{each.name}": each.enabled for each in settings.divert}
         self._configured |= {f"{KINDS['ingress']}{each.name}": each.enabled for each in settings.ingress}
+        self._names_in_file = frozenset(name.partition(":")[2] for name in self._configured)
         self._turn = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
     def paths(self) -> list[AdminPage]:
@@ -244,13 +247,11 @@ class PipelinePages:
     # -- what is known -------------------------------------------------------------------------------------------------
 
     async def known(self, *, decides: bool = False) -> KnownPipelines:
-        """Return the reports and the wishes. Set ``decides`` if what is stored next depends on the wishes.
-
-        Raises Unavailable, UnreadableControl.
-        """
+        """Return the reports and the wishes. Set ``decides`` if what is stored next depends on the wishes. Raises Unavailable."""
 
         def read() -> KnownPipelines:
-            return KnownPipelines(self.topics.reports(READ_TIMEOUT_S), self.topics.wishes(READ_TIMEOUT_S, decides=decides))
+            reports = self.topics.reports(READ_TIMEOUT_S)
+            return KnownPipelines(reports, self.topics.wishes(READ_TIMEOUT_S, decides=decides).beside_file(self._names_in_file))
 
         return await self.beside(read)
 
@@ -258,7 +259,7 @@ class PipelinePages:
         """Return the reports and the wishes, otherwise nothing and the reason why they could not be read."""
         try:
             return await self.known(), ""
-        except (Unavailable, UnreadableControl) as error:
+        except Unavailable as error:
             return KnownPipelines(Reports(None, {}), Wishes()), str(error)
 
     async def beside(self, work: Callable[[], T]) -> T:
@@ -269,7 +270,7 @@ class PipelinePages:
     def names(self, known: KnownPipelines) -> set[str]:
         """Return the names of all pipelines that anybody knows."""
         held = {name for name in known.wishes.states if known.wishes.of(name) is not WantedState.RUNNING}
-        return {*self._configured, *known.reports.pipelines, *held, *known.wishes.definitions}
+        return {*self._configured, *known.reports.pipelines, *held, *known.wishes.definitions, *known.wishes.unreadable}
 
     def named(self, known: KnownPipelines, kind: str, request: Request) -> str:
         """Return the pipeline that a request names. Raises UnknownAddress."""
@@ -282,12 +283,12 @@ class PipelinePages:
     def in_file(self, known: KnownPipelines, pipeline: str) -> bool:
         """Return whether the configuration of this broker or of the driver has a pipeline."""
         report = known.reports.pipelines.get(pipeline)
-        reported = report is not None and not report.revision and pipeline not in known.wishes.definitions
+        reported = report is not None and not report.revision and not _is_defined(known, pipeline)
         return pipeline in self._configured or reported
 
     def is_leaving(self, known: KnownPipelines, pipeline: str) -> bool:
         """Return whether the definition of a pipeline is deleted, and the driver has not deleted the pipeline yet."""
-        return self._origin(known, pipeline) == AT_RUN_TIME and pipeline not in known.wishes.definitions
+        return self._origin(known, pipeline) == AT_RUN_TIME and not _is_defined(known, pipeline)
 
     def definition(self, known: KnownPipelines, pipeline: str) -> PipelineDefinition | None:
         """Return the definition that was made at run time, None for a pipeline of the file."""
@@ -295,7 +296,7 @@ class PipelinePages:
 
     def _origin(self, known: KnownPipelines, pipeline: str) -> str:
         report = known.reports.pipelines.get(pipeline)
-        defined = pipeline in known.wishes.definitions or (report is not None and report.revision > 0)
+        defined = _is_defined(known, pipeline) or (report is not None and report.revision > 0)
         return AT_RUN_TIME if defined and not self.in_file(known, pipeline) else IN_FILE
 
     def check_enabled(self, known: KnownPipelines, pipeline: str) -> None:
@@ -325,15 +326,22 @@ class PipelinePages:
         if own is None or (covered is not None and covered.revision < own.revision):
             covered = None
         unassigned = UNCOVERED if own is not None and kind == "divert" and covered is None else UNASSIGNED
+        wanted = UNREADABLE if WANTED_KEY in known.wishes.unreadable.get(pipeline, ()) else known.wishes.of(pipeline).value
+        figures = _figures(report, current=report is not None and report.is_of(own))
         return {
             "name": name, "kind": kind, "origin": self._origin(known, pipeline), "revision": None if own is None else own.revision,
             "state": DELETING if leaving else self.state_of(known, pipeline) or unassigned,
-            "wanted": DELETED if leaving else known.wishes.of(pipeline).value,
+            "wanted": DELETED if leaving else wanted,
             "wanted_by": "" if wish is None else wish.by,
             "wanted_at_ms": None if wish is None else wish.at_ms,
             "covered_from": None if covered is None else covered.offset,
-            **_figures(report, current=report is not None and report.is_of(own)),
+            **figures, "error": known.wishes.trouble(pipeline) or figures["error"],
         }  # fmt: skip
+
+
+def _is_defined(known: KnownPipelines, pipeline: str) -> bool:
+    """Return whether there is a definition made at run time, also one that cannot be read."""
+    return pipeline in known.wishes.definitions or pipeline in known.wishes.undefined
 
 
 def _figures(report: PipelineReport | None, *, current: bool) -> dict[str, Any]:

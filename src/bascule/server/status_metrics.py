@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -11,6 +14,8 @@ from bascule.broker.send_times import BOUNDS_S, SendTimes
 from bascule.core.durations import cumulative
 from bascule.server.status import HELP, BrokerStatus, MemoryStatus
 
+#: Queues in a slice of a metric.
+SLICE: Final = 256
 #: Metric, its help, and the field of QueueStatus.
 QUEUE_METRICS = (
     ("bascule_queue_messages", "Messages in the queue", "messages"),
@@ -50,6 +55,14 @@ class StatusCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics of the status."""
+        return self._metrics(sys.maxsize)
+
+    def slices(self) -> Iterator[Metric]:
+        """Yield all metrics of the status. Those of queues and users are divided into several of the same name."""
+        return self._metrics(SLICE)
+
+    def _metrics(self, most: int) -> Iterator[Metric]:
+        """Yield all metrics, with at most this number of queues, users or keepers in each."""
         status = self._status
         yield GaugeMetricFamily("bascule_serving", "1 while the broker serves clients", value=float(status["serving"]))
         for name, value in status["gauges"].items():
@@ -57,21 +70,25 @@ class StatusCollector(Collector):
         for name, value in status["counters"].items():
             yield CounterMetricFamily(f"bascule_{name}", HELP[name], value=value)
         yield from _memory_metrics(status["memory"])
-        for metric, text, field in QUEUE_METRICS:
-            family = GaugeMetricFamily(metric, text, labels=("queue", "address"))
-            for queue in status["queues"]:
-                family.add_metric((queue["name"], queue["address"]), queue[field])  # type: ignore[literal-required]
+        yield from _sliced(QUEUE_METRICS, {"queue": "name", "address": "address"}, status["queues"], most)
+        yield from _sliced(USER_METRICS, {"user": "user"}, status["users"], most)
+        yield from _sliced(PIN_METRICS, {"keeper": "keeper", "name": "name"}, status["pins"], most)
+
+
+def _sliced(
+    metrics: Sequence[tuple[str, str, str]], labels: Mapping[str, str], entries: Sequence[Mapping[str, Any]], most: int
+) -> Iterator[Metric]:
+    """Yield the metrics of entries. ``labels`` has the names of the labels with those of the fields."""
+    for metric, text, field in metrics:
+        remaining = iter(entries)
+        part = list(islice(remaining, most))
+        while True:
+            family = GaugeMetricFamily(metric, text, labels=tuple(labels))
+            for entry in part:
+                family.add_metric([entry[label] for label in labels.values()], entry[field])
             yield family
-        for metric, text, field in USER_METRICS:
-            family = GaugeMetricFamily(metric, text, labels=("user",))
-            for user in status["users"]:
-                family.add_metric((user["user"],), user[field])  # type: ignore[literal-required]
-            yield family
-        for metric, text, field in PIN_METRICS:
-            family = GaugeMetricFamily(metric, text, labels=("keeper", "name"))
-            for pin in status["pins"]:
-                family.add_metric((pin["keeper"], pin["name"]), pin[field])  # type: ignore[literal-required]
-            yield family
+            if not (part := list(islice(remaining, most))):
+                break
 
 
 class SendTimesCollector(Collector):

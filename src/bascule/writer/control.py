@@ -33,6 +33,8 @@ COVERED_KEY: Final = "covered/"
 ACCESS_KEY: Final = "access/"
 #: Key of the driver's own report in ``PREFIX.pipelines``. The other keys are names of pipelines.
 DRIVER_KEY: Final = "driver"
+#: The first number behind those of 64 bits.
+INT64_END: Final = 1 << 63
 #: Kinds of pipelines, and the prefixes of their names.
 KINDS: Final[Mapping[str, str]] = {"divert": DIVERT, "ingress": INGRESS}
 
@@ -41,7 +43,7 @@ class UnreadableControl(BasculeError):
     """A record of ``PREFIX.control`` or ``PREFIX.pipelines`` is damaged or has a newer format."""
 
     retriable = False
-    scope = Scope.PROCESS
+    scope = Scope.PIPELINE
 
 
 class WantedState(enum.StrEnum):
@@ -195,6 +197,7 @@ def decoded(kind: type[R], value: bytes, place: str) -> R:
     """Return the record in a value. Fields that this version does not know are ignored. Raises UnreadableControl."""
     try:
         said: dict[str, Any] = json.loads(value)
+        json.dumps(said, ensure_ascii=False, allow_nan=False).encode()  # surrogates, NaN: what was read is stored and shown elsewhere
         version = said.pop("version")
         if version != VERSION or isinstance(version, bool):
             raise UnreadableControl(f"{place}: format {version!r:.20}; this version of Bascule reads {VERSION}. Upgrade Bascule")
@@ -202,7 +205,7 @@ def decoded(kind: type[R], value: bytes, place: str) -> R:
         for name, value_of in known.items():
             if (choice := _ENUMS.get((kind, name))) is not None:
                 known[name] = choice(value_of)
-            elif name in _TYPES and not isinstance(value_of, _TYPES[name]):
+            elif name in _TYPES and (not isinstance(value_of, _TYPES[name]) or _is_too_large(value_of)):
                 raise TypeError(f"{name} is {value_of!r:.60}")
         if "sources" in known:
             known["sources"] = tuple(map(_source, known["sources"]))
@@ -220,7 +223,15 @@ def _source(said: Sequence[Any]) -> tuple[str, int, int, int | None]:
 
 def _move(said: Sequence[Any]) -> OffsetMove:
     topic, topic_id, partition, offset, to = said
-    return OffsetMove(str(topic), str(topic_id), int(partition), int(offset), int(to))
+    move = OffsetMove(str(topic), str(topic_id), int(partition), int(offset), int(to))
+    if not (0 <= move.partition < 1 << 31 and 0 <= move.offset < INT64_END and 0 <= move.to < INT64_END):
+        raise ValueError(f"{move} is out of range")
+    return move
+
+
+def _is_too_large(value: object) -> bool:
+    """Return whether a value is a number that Kafka and clocks cannot have, which would raise errors where it is used."""
+    return isinstance(value, int) and not -INT64_END <= value < INT64_END
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +246,8 @@ class Wishes:
     redrives: Mapping[str, RedriveJob] = field(default_factory=dict)
     #: What brokers say about diverts that are defined at run time.
     covered: Mapping[str, tuple[CoverageMark, ...]] = field(default_factory=dict)
+    #: Why a record of a pipeline cannot be read, by pipeline and prefix of the key. Such a pipeline must not run.
+    unreadable: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     #: What the active broker has decided about diverts with a user.
     access: Mapping[str, DivertAccess] = field(default_factory=dict)
     #: Why pipelines may not run, as ``refusing`` has found out.
@@ -244,6 +257,23 @@ class Wishes:
         """Return these wishes for a driver whose diverts have these users, by pipeline: those that may not run are to be stopped."""
         found = {pipeline: refusal_of(user, self.access.get(pipeline)) for pipeline, user in users.items()}
         return replace(self, refused={pipeline: reason for pipeline, reason in found.items() if reason})
+
+    def trouble(self, pipeline: str) -> str:
+        """Return why a pipeline must not run whatever is wanted, "" if it may."""
+        return "; ".join(self.unreadable.get(pipeline, {}).values())
+
+    def beside_file(self, names: Collection[str]) -> Wishes:
+        """Return these wishes for an installation whose configuration file has pipelines with these names: definitions have no effect."""
+        found = {
+            pipeline: {key: reason for key, reason in reasons.items() if key != DEFINITION_KEY or pipeline.partition(":")[2] not in names}
+            for pipeline, reasons in self.unreadable.items()
+        }
+        return replace(self, unreadable={pipeline: reasons for pipeline, reasons in found.items() if reasons})
+
+    @property
+    def undefined(self) -> frozenset[str]:
+        """The pipelines whose definitions exist and cannot be read."""
+        return frozenset(pipeline for pipeline, reasons in self.unreadable.items() if DEFINITION_KEY in reasons)
 
     def coverage(self, pipeline: str) -> CoverageMark | None:
         """Return what all brokers say together about the current definition of a divert; None if no broker has said anything."""
@@ -367,14 +397,20 @@ class Steering:
                 effects.restart(pipeline)
 
     def held(self, pipeline: str) -> PipelineState | None:
-        """Return the state of a pipeline that is held, None if it is not."""
+        """Return the state of a pipeline that is held, None if it is not. It has failed if only a damaged record holds it."""
         if self._states.get(pipeline) is not SteeringState.HELD:
             return None
+        if self._wishes.trouble(pipeline) and self._wishes.of(pipeline) is WantedState.RUNNING:
+            return PipelineState.FAILED
         return PipelineState.STOPPED if self._wishes.of(pipeline) is WantedState.STOPPED else PipelineState.PAUSED
 
     def must_hold(self, pipeline: str) -> bool:
         """Return whether the driver must not run a pipeline now."""
         return self._wanted(pipeline) is SteeringEvent.HOLD
+
+    def trouble(self, pipeline: str) -> str:
+        """Return which damaged record holds a pipeline, "" if there is none."""
+        return self._wishes.trouble(pipeline)
 
     def moved(self, pipeline: str) -> str:
         """Return the id of the last request to move positions that was handled, "" if there was none."""
@@ -392,8 +428,8 @@ class Steering:
         return None if wish is None or wish.id == self._moved.get(pipeline) else wish
 
     def _wanted(self, pipeline: str) -> SteeringEvent:
-        """Return what is due for a pipeline: it is also held while its positions move."""
-        running = self._wishes.of(pipeline) is WantedState.RUNNING and self._unmoved(pipeline) is None
+        """Return what is due for a pipeline: it is also held while its positions move, and while a record about it is damaged."""
+        running = self._wishes.of(pipeline) is WantedState.RUNNING and self._unmoved(pipeline) is None and not self.trouble(pipeline)
         return SteeringEvent.RELEASE if running else SteeringEvent.HOLD
 
     def _follow(self, pipeline: str) -> None:

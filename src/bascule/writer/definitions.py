@@ -43,21 +43,30 @@ class DefinitionSteps:
         self._attempts: dict[str, int] = {}
         #: Definitions without effect, because the file has a pipeline of the name.
         self.ignored: frozenset[str] = frozenset()
+        #: Pipelines whose definitions exist and cannot be read.
+        self.unreadable: frozenset[str] = frozenset()
 
-    def begin(self, definitions: Mapping[str, PipelineDefinition], marks: Mapping[str, str]) -> None:
+    def begin(
+        self, definitions: Mapping[str, PipelineDefinition], marks: Mapping[str, str], unreadable: Collection[str] = ()
+    ) -> None:  # fmt: skip
         """Begin with the current definitions. ``marks`` has the ids of the definitions to which stored positions belong, by pipeline.
 
-        The positions of definitions that do not exist any more are deleted by later steps.
+        The positions of definitions that do not exist any more are deleted by later steps. ``unreadable``: see ``follow``.
         """
-        self.follow(definitions)
         for pipeline, mark in marks.items():
             if self._is_free(pipeline):
                 self._have[pipeline] = PipelineDefinition(mark, UNKNOWN_REVISION, {})
+        self.follow(definitions, unreadable)
 
-    def follow(self, definitions: Mapping[str, PipelineDefinition]) -> None:
-        """Take note of the current definitions."""
+    def follow(self, definitions: Mapping[str, PipelineDefinition], unreadable: Collection[str] = ()) -> None:
+        """Take note of the current definitions.
+
+        Pipelines whose definitions exist and cannot be read (``unreadable``) stay as they are: their positions must not be deleted.
+        """
         self._wanted = {pipeline: each for pipeline, each in definitions.items() if self._is_free(pipeline)}
+        self._wanted |= {pipeline: self._have[pipeline] for pipeline in unreadable if pipeline in self._have}
         self.ignored = frozenset(definitions.keys() - self._wanted.keys())
+        self.unreadable = frozenset(filter(self._is_free, unreadable))
 
     def step(self, effects: DefinitionEffects, more: Callable[[], bool] = lambda: True) -> bool:
         """Carry out what is due. Steps that are not complete are repeated by the next call.
@@ -111,7 +120,7 @@ class DefinitionSteps:
     @property
     def pipelines(self) -> frozenset[str]:
         """The pipelines that are defined at run time, or were until their positions are deleted."""
-        return frozenset({*self._have, *self._wanted})
+        return frozenset({*self._have, *self._wanted, *self.unreadable})
 
     def revision(self, pipeline: str) -> int:
         """Return the revision with which a pipeline was started, 0 if it was not."""

@@ -34,6 +34,7 @@ _ROLLBACKS = frozenset(code for code in Code if code.name.startswith("XA_RB"))
 ERRORS: dict[Code, type[XaError]] = {
     Code.XAER_NOTA: UnknownXid,
     Code.XAER_DUPID: DuplicateXid,
+    Code.XAER_RMFAIL: ResourceFailed,  # the broker failed at the request, and may have carried out a part of it
     Code.XA_RETRY: RetryLater,
     **dict.fromkeys(_ROLLBACKS, BranchRolledBack),
     **dict.fromkeys((code for code in Code if code.name.startswith("XA_HEUR")), BranchHeuristic),

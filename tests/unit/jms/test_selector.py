@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import re
 import tracemalloc
 from contextlib import suppress
 
@@ -11,8 +12,8 @@ import pytest
 
 from bascule.amqp.types import Byte, Float, Int, Short
 from bascule.broker.memory import SELECTOR_CHAR_BYTES
-from bascule.jms.selector import SelectorError, compile_selector
-from bascule.jms.selector.lexer import TEXT_MAX, TOKENS_MAX
+from bascule.jms.selector import Selector, SelectorError, compile_selector
+from bascule.jms.selector.lexer import CHOICES_MAX, TEXT_MAX, TOKENS_MAX
 from bascule.jms.selector.numbers import single
 from bascule.jms.selector.parser import DEPTH_MAX, PATTERNS_LENGTH_MAX
 from tests.support.costs import COST_S_MAX, processor_s
@@ -232,3 +233,62 @@ def test_short_selectors_are_cached_and_long_ones_are_not() -> None:
     assert compile_selector("a = 1") is compile_selector("a = 1")
     assert compile_selector(long) is not compile_selector(long)
     assert compile_selector(long).matches({"a": "x" * 1024}.get)
+
+
+@pytest.mark.parametrize("many", [2_001, CHOICES_MAX - 3])
+def test_choices_of_in_have_a_limit_of_their_own(many: int) -> None:
+    choices = ",".join(f"'{chr(0x4E00 + number)}'" for number in range(many))
+    selector = Selector(f"NOT a\t NOT  IN\n( {choices} ) AND b IN ('it''s', 'x'\t ,'y')")
+    assert [selector.matches({"a": a, "b": b}.get) for a, b in [("一", "y"), (chr(0x4E00 + many - 1), "it's"), ("-", "y")]] == [
+        True,
+        True,
+        False,
+    ]
+    assert selector.identifiers == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "reason"),
+    [
+        ("a IN (" + ",".join(["''"] * (CHOICES_MAX + 1)) + ")", 7, f"more than {CHOICES_MAX} choices of IN"),
+        ("a IN ('x', 'y' 'z')", 16, "expected ), found 'z'"),
+        ("a IN ('x', 5)", 12, "expected a choice"),
+        ("a IN ('x',)", 11, "expected a choice"),
+        ("a IN ('x', 'y", 12, "no closing quote"),
+        ("a IN ('x''", 10, "no closing quote"),
+        ("a IN ('x'", 10, "expected ), found the end"),
+        ("1 IN ('x')", 1, "needs an identifier"),
+        ("a = IN ('x')", 5, "expected a value, found IN"),
+        ("'IN' ('x')", 1, "a condition is needed"),
+    ],
+)
+def test_lists_of_choices_are_refused_where_they_are_wrong(text: str, column: int, reason: str) -> None:
+    with pytest.raises(SelectorError, match=re.escape(reason)) as caught:
+        Selector(text)
+    assert caught.value.column == column
+
+
+def longest(unit: str, operator: str, tokens: int) -> str:
+    """Return as many units as a selector may have, joined by an operator."""
+    return operator.join([unit] * ((TOKENS_MAX + 1) // (tokens + 1)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        longest("a BETWEEN 1.5 AND 2L", " OR ", 5),
+        longest("a NOT BETWEEN -1 AND -2", " OR ", 8),
+        longest("a = 'x'", " AND ", 3),
+        longest("+ + + + + +a < 1", " OR ", 9),
+        longest("a", " OR ", 1),
+        "a IN (" + ",".join(["'x'"] * CHOICES_MAX) + ")",
+        "a LIKE '" + "%a_" * 6_000 + "' OR " + longest("a BETWEEN 1 AND 2", " OR ", 5)[:15_000].rpartition(" OR ")[0],
+    ],
+    ids=range(7),
+)
+def test_longest_selectors_are_compiled_in_one_turn(text: str) -> None:
+    def compile_or_refuse() -> None:
+        with suppress(SelectorError):  # the steps for each message are known after all of the work
+            Selector(text)
+
+    assert processor_s(compile_or_refuse) < 0.025 * SLOWNESS

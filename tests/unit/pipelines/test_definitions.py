@@ -12,6 +12,7 @@ from tests.scenarios.test_definitions import (  # noqa: F401
     test_driver_that_was_replaced_does_not_begin_a_deleted_ingress_again,
     test_ingress_created_again_begins_as_a_new_one,
     test_ingress_is_created_changed_and_deleted_while_the_others_run,
+    test_ingress_of_a_damaged_definition_stands_with_its_positions_until_the_next_definition,
     test_ingress_of_the_file_that_moves_to_run_time_begins_as_a_new_one,
     test_ingress_stays_paused_across_drivers_and_can_be_deleted_so,
     test_step_that_fails_is_repeated,

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from bascule.broker.coverage import CoverageMark
 from bascule.kafka.control import ControlTopics
 from bascule.server import pipeline_definitions
 from bascule.server.audit import AuditTrail, FileSink
+from bascule.server.pipeline_definitions import replaceable
+from bascule.server.pipelines import KnownPipelines
 from bascule.writer.control import PipelineDefinition, PipelineReport, PipelineState, RestartWish, WantedState, Wish, Wishes
 from tests.unit.server.test_pipelines import NOW_MS, REPORT, asked, cluster, report, topics  # noqa: F401 - fixtures
 
@@ -258,3 +261,39 @@ def test_user_of_a_definition_must_be_listed(topics: ControlTopics) -> None:
         assert request("PUT", "/ingresses/in/config", body=json.dumps({"topics": ["t"], "user": ["bob"]}))[0] == 400
 
     asked(topics, ask, lists_user="ann".__eq__)
+
+
+def damage(topics: ControlTopics, key: str) -> None:
+    topics._store(key, b"x")
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_definition_that_cannot_be_read_is_shown_and_can_be_changed_and_deleted(topics: ControlTopics, reported: bool) -> None:
+    def ask(request: Request) -> None:
+        create(request)
+        before = definition(topics)
+        if reported:
+            report(topics, ingress_prices=replace(OTHER, revision=7, definition_id=before.id))
+        damage(topics, "definition/ingress:prices")
+        status = request("GET", "/ingresses/prices/status")[1]
+        assert (status["origin"], status["revision"], status["wanted"]) == ("runtime", None, "running")
+        assert "key b'definition/ingress:prices': unreadable record b'x'" in status["error"]
+        assert {each["name"] for each in request("GET", "/ingresses")[1]} == {"prices", "stock"}
+        assert request("GET", "/flow")[0] == 200
+        code, answer = create(request)
+        assert (code, "exists already; change it" in answer["error"]) == (409, True)
+        assert change(request, body="bytes") == (202, {"name": "prices", "kind": "ingress", "revision": 8 if reported else 2})
+        assert (definition(topics).id == before.id, definition(topics).settings["body"]) == (reported, "bytes")
+        assert request("GET", "/ingresses/prices/status")[1]["error"] == ""
+        damage(topics, "definition/ingress:prices")
+        assert request("DELETE", "/ingresses/prices")[0] == 202
+        assert dict(topics.wishes(10).unreadable) == {}
+
+    asked(topics, ask)
+
+
+def test_damaged_definition_of_a_covered_divert_keeps_its_id_and_a_higher_revision(topics: ControlTopics) -> None:
+    topics.say_covered("orders2", 5, CoverageMark("id", 3, 9))
+    damage(topics, "definition/divert:orders2")
+    known = KnownPipelines(topics.reports(10), topics.wishes(10))
+    assert replaceable(known, "divert:orders2") == PipelineDefinition("id", 3, {})

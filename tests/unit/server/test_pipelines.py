@@ -11,6 +11,7 @@ import pytest
 
 from bascule.config.settings import Settings
 from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import Outgoing
 from bascule.core.masking import PropertyMask
 from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
@@ -223,3 +224,36 @@ def test_requests_without_kafka_answer_503_with_the_reason() -> None:
             assert request(method, path) == (503, {"error": "Kafka is away"})
 
     asked(Gone(), ask)
+
+
+def test_damaged_record_of_a_pipeline_is_shown_and_the_next_verb_replaces_it(topics: ControlTopics) -> None:
+    report(topics, divert_orders=REPORT, ingress_stock=REPORT)
+    for key in ("wanted/divert:orders", "wanted/divert:unknown", "offsets/ingress:stock", "restart/ingress:stock", "wanted/nobody"):
+        topics._store(key, b"x")
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        found = {each["name"]: each for each in [*request("GET", "/diverts")[1], *request("GET", "/ingresses")[1]]}
+        assert {name: each["wanted"] for name, each in found.items()} == {
+            "off": "running", "orders": "unreadable", "unknown": "unreadable", "stock": "running",
+        }  # fmt: skip
+        assert {name for name, each in found.items() if "unreadable record b'x'" in each["error"]} == {"orders", "unknown", "stock"}
+        assert request("GET", "/flow")[1]["trouble"] == ""
+        for path in ("/diverts/orders", "/diverts/unknown", "/ingresses/stock"):
+            assert request("PUT", f"{path}/resume")[0] == 202
+        assert dict(topics.wishes(10).unreadable) == {}
+        assert request("GET", "/diverts/orders/status")[1]["error"] == "an error"
+
+    asked(topics, ask)
+
+
+def test_damaged_reports_are_left_out(topics: ControlTopics) -> None:
+    report(topics, divert_orders=REPORT)
+    for key in (DRIVER_KEY, "ingress:stock"):
+        topics._shared.appender.append(Outgoing(JournalTopics().reports, key.encode(), b"x", partition=0)).result()
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        assert {each["name"]: each["state"] for each in request("GET", "/diverts")[1]} == {"off": "unassigned", "orders": "unassigned"}
+        assert request("GET", "/diverts/orders/status")[1]["lag"] == 6
+        assert request("GET", "/ingresses/stock/status")[1]["reported_at_ms"] is None
+
+    asked(topics, ask)

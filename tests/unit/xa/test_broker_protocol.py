@@ -28,6 +28,7 @@ LOST = AnswerLost("connection lost")
 GONE = Reply(Code.XAER_NOTA, 404, "no such branch")
 BUSY = Reply(Code.XA_RETRY, 503, "it is being committed")
 OK = Reply(XA_OK, 200, "OK")
+FAILED = Reply(Code.XAER_RMFAIL, 500, "failed")
 
 
 def known(outcome: str) -> Reply:
@@ -86,6 +87,7 @@ def test_prepare_returns_vote_of_broker(answer: Reply | None, vote: Vote) -> Non
         (Code.XA_RBTIMEOUT, BranchRolledBack),
         (Code.XAER_DUPID, DuplicateXid),
         (Code.XAER_RMERR, ResourceError),
+        (Code.XAER_RMFAIL, ResourceFailed),
         (Code.XA_HEURMIX, BranchHeuristic),
         (None, ResourceError),
         (4711, ResourceError),
@@ -131,19 +133,20 @@ def test_answered_one_phase_commit_is_not_queried_again() -> None:
         run_blocking(broker_protocol.commit_one_phase(Script(Reply(Code.XA_RBROLLBACK, 409, "no")), XID))
 
 
-@pytest.mark.parametrize("answer", [ResourceError("not allowed"), Reply(Code.XAER_RMFAIL, 500, "failed"), Reply(None)])
+@pytest.mark.parametrize("answer", [ResourceError("not allowed"), FAILED, Reply(None)])
 def test_one_phase_commit_with_lost_answer_stays_in_doubt_when_broker_refuses_outcome(answer: Reply | Exception) -> None:
     with pytest.raises(ResourceFailed):
         run_blocking(broker_protocol.commit_one_phase(Script(LOST, answer), XID))
 
 
-def test_one_phase_commit_with_lost_answer_is_resolved_by_outcome_query() -> None:
-    script = Script(LOST, BUSY, known(COMMITTED))
+@pytest.mark.parametrize("unanswered", [LOST, FAILED], ids=["connection lost", "broker failed at the request"])
+def test_one_phase_commit_with_unknown_outcome_is_resolved_by_outcome_query(unanswered: Reply | Exception) -> None:
+    script = Script(unanswered, BUSY, known(COMMITTED))
     run_blocking(broker_protocol.commit_one_phase(script, XID))
     assert script.asked == ["own commit", "rollback", "rollback"]
     for answer in (known(ROLLED_BACK), GONE):
         with pytest.raises(BranchRolledBack) as raised:
-            run_blocking(broker_protocol.commit_one_phase(Script(LOST, answer), XID))
+            run_blocking(broker_protocol.commit_one_phase(Script(unanswered, answer), XID))
         assert raised.value.xa_code is Code.XA_RBCOMMFAIL
 
 

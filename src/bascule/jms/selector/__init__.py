@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from bascule.core.caches import peer_cache
 from bascule.jms.selector.errors import SelectorError
 from bascule.jms.selector.evaluate import Evaluator, Lookup, evaluator
-from bascule.jms.selector.nodes import Identifier
-from bascule.jms.selector.parser import parse
+from bascule.jms.selector.nodes import Literal
+from bascule.jms.selector.parser import ParsedSelector, parse
 
 __all__ = ["Lookup", "Selector", "SelectorError", "compile_selector"]
 
@@ -16,6 +14,8 @@ __all__ = ["Lookup", "Selector", "SelectorError", "compile_selector"]
 _CACHE_SIZE = 256
 #: Longer selectors are not cached, because a client may use any number of them.
 _CACHED_LENGTH_MAX = 256
+#: A blank selector is true for every message.
+_BLANK = ParsedSelector(Literal(True), 0, frozenset())
 
 
 class Selector:
@@ -28,9 +28,8 @@ class Selector:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        tree, self.steps = parse(text) if text.strip() else (None, 0)
-        self.identifiers: frozenset[str] = frozenset(_identifiers(tree))
-        self._evaluate: Evaluator = evaluator(tree) if tree is not None else lambda _: True
+        tree, self.steps, self.identifiers = parse(text) if text.strip() else _BLANK
+        self._evaluate: Evaluator = evaluator(tree)
 
     def matches(self, lookup: Lookup) -> bool:
         """Return whether the selector is true (neither false nor unknown) for the message of ``lookup``.
@@ -55,11 +54,3 @@ def compile_selector(text: str | None) -> Selector:
 @peer_cache(entries=_CACHE_SIZE, entry_bytes=40_000, length_max=_CACHED_LENGTH_MAX)
 def _compile(text: str) -> Selector:
     return Selector(text)
-
-
-def _identifiers(tree: object) -> Iterator[str]:
-    if isinstance(tree, Identifier):
-        yield tree.name
-    elif isinstance(tree, tuple):
-        for child in tree:
-            yield from _identifiers(child)

@@ -18,20 +18,14 @@ _DOUBLE_AT: Final = 256
 class _Piece:
     """The part between two ``%``: a fixed number of characters, some of them any character (``_``)."""
 
-    __slots__ = ("_characters", "_masks", "_runs", "_text", "length")
+    __slots__ = ("_masks", "_runs", "_text", "length")
 
-    def __init__(self, characters: list[str | None]) -> None:
-        self.length = len(characters)
-        self._runs: list[tuple[int, str]] = []  # (offset in the piece, literal characters)
-        start = 0
-        for index in range(self.length + 1):
-            if index == self.length or characters[index] is None:
-                if index > start:
-                    self._runs.append((start, "".join(c for c in characters[start:index] if c is not None)))
-                start = index + 1
+    def __init__(self, runs: list[tuple[int, str]], length: int) -> None:
+        """Take the literal characters between two ``_`` (``runs``), with their offsets in the piece."""
+        self.length = length
+        self._runs = runs
         #: The characters of a piece that has only literal ones.
-        self._text = self._runs[0][1] if self._runs and len(self._runs[0][1]) == self.length else None
-        self._characters = characters if self._text is None else []
+        self._text = runs[0][1] if len(runs) == 1 and len(runs[0][1]) == length else None
         self._masks: tuple[dict[str, int], int] | None = None
 
     @property
@@ -61,11 +55,11 @@ class _Piece:
         The masks are made for the first search: their size is the square of the piece's length, and the steps of a selector limit the
         pieces.
         """
-        others = sum(1 << index for index, character in enumerate(self._characters) if character is None)
+        placed = [(index, character) for offset, run in self._runs for index, character in enumerate(run, offset)]
+        others = (1 << self.length) - 1 - sum(1 << index for index, _ in placed)
         masks: dict[str, int] = {}
-        for index, character in enumerate(self._characters):
-            if character is not None:
-                masks[character] = masks.get(character, others) | 1 << index
+        for index, character in placed:
+            masks[character] = masks.get(character, others) | 1 << index
         return masks, others
 
     def _search(self, text: str, position: int, end: int) -> int:
@@ -83,6 +77,8 @@ class _Piece:
 
 def _pieces(pattern: str, escape: str | None) -> list[_Piece]:
     """Return the pieces between the ``%`` of the pattern. Raises ValueError if the escape character is last."""
+    if escape is None or escape not in pattern:
+        return list(map(_plain_piece, pattern.split("%")))
     pieces: list[list[str | None]] = [[]]
     characters = iter(pattern)
     for character in characters:
@@ -95,7 +91,33 @@ def _pieces(pattern: str, escape: str | None) -> list[_Piece]:
             pieces.append([])
         else:
             pieces[-1].append(None if character == "_" else character)
-    return [_Piece(piece) for piece in pieces]
+    return list(map(_escaped_piece, pieces))
+
+
+def _plain_piece(text: str) -> _Piece:
+    """Return the piece of a text in which each ``_`` is any character."""
+    if "_" not in text:
+        return _Piece([(0, text)] if text else [], len(text))
+    runs, offset = [], 0
+    for run in text.split("_"):
+        if run:
+            runs.append((offset, run))
+        offset += len(run) + 1
+    return _Piece(runs, len(text))
+
+
+def _escaped_piece(characters: list[str | None]) -> _Piece:
+    """Return the piece of characters; None is any character."""
+    runs: list[tuple[int, str]] = []
+    start: int | None = None
+    for index, character in enumerate([*characters, None]):
+        if character is None:
+            if start is not None:
+                runs.append((start, "".join(filter(None, characters[start:index]))))
+            start = None
+        elif start is None:
+            start = index
+    return _Piece(runs, len(characters))
 
 
 class Pattern:

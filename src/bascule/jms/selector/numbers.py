@@ -17,6 +17,8 @@ from bascule.amqp.types import Byte, Float, Int, Short, Timestamp, UByte, UInt, 
 
 Number = int | float
 
+#: Decimal numbers with fewer digits are ints.
+_INT_DIGITS: Final = 10
 #: Ranks: the higher one wins. Types without a rank, such as bool, are not numbers.
 INT, LONG, FLOAT, DOUBLE = range(4)
 RANK: Final[dict[type, int]] = {
@@ -43,6 +45,8 @@ def literal(word: str, *, negative: bool = False) -> Number:
 
     Raises ValueError for literals that Java rejects: a number out of range, an octal number with a digit above 7.
     """
+    if len(word) < _INT_DIGITS and word.isdecimal() and word[0] != "0":  # most literals
+        return Int(f"-{word}" if negative else word)
     digits = word.lower().replace("_", "")
     approximate = "p" in digits if digits.startswith("0x") else not {".", "e", "f", "d"}.isdisjoint(digits)
     return _approximate(word, digits, negative) if approximate else _exact(word, digits, negative)

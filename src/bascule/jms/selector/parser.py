@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from bascule.jms.selector.errors import SelectorError
-from bascule.jms.selector.lexer import Token, TokenKind, tokens
+from bascule.jms.selector.lexer import Token, TokenKind, choices_of, tokens
 from bascule.jms.selector.like import Pattern
 from bascule.jms.selector.nodes import (
     CONDITIONS,
@@ -27,7 +27,7 @@ from bascule.jms.selector.numbers import literal
 
 #: Maximum nesting depth of expressions, because parser and evaluator recurse on a peer's input.
 DEPTH_MAX: Final = 100
-#: Maximum total length of the LIKE patterns of a selector: compiling takes some 2 microseconds per character.
+#: Maximum total length of the LIKE patterns of a selector: compiling takes up to a microsecond for each.
 PATTERNS_LENGTH_MAX: Final = 20_000
 #: Maximum cost of an evaluation for one message, in steps of about a microsecond: one for each operator, identifier and literal, and for
 #: LIKE the cost of its pattern for the longest text. A scan of a deep queue can only be interrupted between messages.
@@ -36,6 +36,10 @@ STEPS_MAX: Final = 20_000
 #: Header fields that a selector may use (section 3.8.1.1); others are refused, because they would never match.
 HEADERS: Final = frozenset({"JMSDeliveryMode", "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType"})
 _HEADERS_REFUSED: Final = frozenset({"JMSDestination", "JMSReplyTo", "JMSRedelivered", "JMSExpiration", "JMSDeliveryTime"})
+
+_CONDITIONS: Final = frozenset(CONDITIONS)
+#: What may stand where a condition is needed: an identifier can have any type.
+_TRUTHS: Final = frozenset({*CONDITIONS, Identifier})
 
 #: The binding power of an operator; 0 ends an expression.
 _OR, _AND, _NOT, _EQUALITY, _RELATION, _SUM, _PRODUCT, _SIGN = range(1, 9)
@@ -48,8 +52,16 @@ _POWER: Final[dict[str, int]] = {
 }  # fmt: skip
 
 
-def parse(text: str) -> tuple[Node, int]:
-    """Return the syntax tree of a selector that is not blank, and the steps of an evaluation. Raises SelectorError."""
+class ParsedSelector(NamedTuple):
+    """The syntax tree of a selector, the maximum steps of an evaluation, and the header fields and properties it uses."""
+
+    tree: Node
+    steps: int
+    identifiers: frozenset[str]
+
+
+def parse(text: str) -> ParsedSelector:
+    """Parse a selector that is not blank. Raises SelectorError."""
     parser = _Parser(text)
     tree = parser.condition(parser.expression(0), 0)
     if parser.token.kind is not TokenKind.END:
@@ -59,7 +71,7 @@ def parse(text: str) -> tuple[Node, int]:
         raise parser.error(f"expressions are nested more than {DEPTH_MAX} levels deep", 0)
     if steps > STEPS_MAX:
         raise parser.error(f"an evaluation may take {steps} steps for each message; the limit is {STEPS_MAX}", 0)
-    return tree, steps
+    return ParsedSelector(tree, steps, frozenset(parser.identifiers))
 
 
 def _extent(tree: Node) -> tuple[int, int]:
@@ -68,41 +80,54 @@ def _extent(tree: Node) -> tuple[int, int]:
     todo: list[tuple[tuple[object, ...], int]] = [(tree, 1)]
     while todo:
         node, depth = todo.pop()
-        deepest = max(deepest, depth)
-        steps += node.pattern.steps if isinstance(node, Like) else 1
-        todo.extend((child, depth + 1) for child in node if isinstance(child, tuple))
+        if depth > deepest:
+            deepest = depth
+        steps += node.pattern.steps if type(node) is Like else 1
+        depth += 1
+        for child in node:
+            kind = type(child)
+            if kind is Identifier or kind is Literal:  # most nodes: they have no children
+                steps += 1
+                if depth > deepest:
+                    deepest = depth
+            elif isinstance(child, tuple):
+                todo.append((child, depth))
     return deepest, steps
 
 
 def _shown(token: Token) -> str:
-    return {TokenKind.END: "the end", TokenKind.STRING: f"'{token.text}'"}.get(token.kind, token.text)
+    if token.kind is TokenKind.END:
+        return "the end"
+    return f"'{token.text}'" if token.kind is TokenKind.STRING else token.text
 
 
 class _Parser:
-    """A parser in one pass over the tokens. ``token`` is the next token."""
+    """A parser in one pass over the tokens. ``token`` is the next token, and ``symbol`` its text if it is a symbol, otherwise ""."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.tokens = tokens(text)
         self.index = 0
+        self.token = self.tokens[0]
+        self.symbol = self.token.text if self.token.kind is TokenKind.SYMBOL else ""
         self.depth = 0
         self.patterns_length = 0
-
-    @property
-    def token(self) -> Token:
-        return self.tokens[self.index]
+        self.identifiers: set[str] = set()
 
     def error(self, reason: str, position: int | None = None) -> SelectorError:
         return SelectorError(reason, self.text, self.token.position if position is None else position)
 
     def advance(self) -> Token:
         token = self.token
-        self.index += 1
+        if token.kind is not TokenKind.END:
+            self.index += 1
+            kind, text, _ = self.token = self.tokens[self.index]
+            self.symbol = text if kind is TokenKind.SYMBOL else ""
         return token
 
     def accept(self, symbol: str) -> bool:
-        if self.token.kind is TokenKind.SYMBOL and self.token.text == symbol:
-            self.index += 1
+        if self.symbol == symbol:
+            self.advance()
             return True
         return False
 
@@ -118,12 +143,13 @@ class _Parser:
     # The operand type required by an operator; an identifier can have any type.
 
     def condition(self, node: Node, position: int) -> Node:
-        if isinstance(node, (*CONDITIONS, Identifier)) or (isinstance(node, Literal) and isinstance(node.value, bool)):
+        if type(node) in _TRUTHS or (isinstance(node, Literal) and isinstance(node.value, bool)):
             return node
         raise self.error("a condition is needed here, not a value", position)
 
     def number(self, node: Node, position: int) -> Node:
-        if isinstance(node, CONDITIONS) or (isinstance(node, Literal) and isinstance(node.value, bool | str)):
+        kind = type(node)
+        if kind is not Identifier and (kind in _CONDITIONS or (isinstance(node, Literal) and isinstance(node.value, (bool, str)))):
             raise self.error("a number is needed here", position)
         return node
 
@@ -141,7 +167,7 @@ class _Parser:
             raise self.error(f"expressions are nested more than {DEPTH_MAX} levels deep")
         start = self.token.position
         left, nested = self.prefix(), 0
-        while self.token.kind is TokenKind.SYMBOL and (binds := _POWER.get(self.token.text, 0)) > power:
+        while (binds := _POWER.get(self.symbol, 0)) > power:
             nested += 1  # a chain of + is as deep as it is long
             if nested > DEPTH_MAX:
                 raise self.error(f"expressions are nested more than {DEPTH_MAX} levels deep", start)
@@ -152,16 +178,18 @@ class _Parser:
     def prefix(self) -> Node:
         """Parse the first operand of an expression."""
         token = self.advance()
-        if token.kind is TokenKind.NUMBER:
-            return self.literal(token)
-        if token.kind is TokenKind.STRING:
-            return Literal(token.text)
-        if token.kind is TokenKind.IDENTIFIER:
-            if token.text in _HEADERS_REFUSED:
+        kind, text, _ = token
+        if kind is TokenKind.IDENTIFIER:
+            if text in _HEADERS_REFUSED:
                 allowed = ", ".join(sorted(HEADERS))
-                raise self.error(f"{token.text} cannot be used in a selector; the allowed header fields are {allowed}", token.position)
-            return Identifier(token.text)
-        rule = _PREFIX.get(token.text) if token.kind is TokenKind.SYMBOL else None
+                raise self.error(f"{text} cannot be used in a selector; the allowed header fields are {allowed}", token.position)
+            self.identifiers.add(text)
+            return Identifier(text)
+        if kind is TokenKind.NUMBER:
+            return self.literal(token)
+        if kind is TokenKind.STRING:
+            return Literal(text)
+        rule = _PREFIX.get(text) if kind is TokenKind.SYMBOL else None
         if rule is None:
             raise self.error(f"expected a value, found {_shown(token)}", token.position)
         return rule(self)
@@ -241,7 +269,7 @@ class _Parser:
     def membership(self, left: Node, start: int) -> Node:
         identifier = self.identifier(left, "IN", start)
         self.expect("(")
-        choices = {self.string("a choice")}
+        choices = set(choices_of(self.advance().text)) if self.token.kind is TokenKind.CHOICES else {self.string("a choice")}
         while self.accept(","):
             choices.add(self.string("a choice"))
         self.expect(")")

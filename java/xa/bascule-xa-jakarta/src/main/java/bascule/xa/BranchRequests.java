@@ -38,6 +38,10 @@ final class BranchRequests {
             if (reply.hasEnded(Reply.FORGOTTEN)) {
                 throw Failure.of(XAException.XAER_RMFAIL, reply.description);
             }
+            if (reply.code == XAException.XAER_RMFAIL) { // the broker failed at the request, and may have carried out a part of it
+                settle(id, since, Failure.of(reply.code, reply.description));
+                return;
+            }
             check(withoutRetry(reply));
         } catch (AnswerLost lost) {
             settle(id, since, lost);
@@ -83,10 +87,10 @@ final class BranchRequests {
     }
 
     /**
-     * Settles an unanswered one-phase commit by a rollback: if the broker has not carried out the commit, it refuses the commit from then
-     * on.
+     * Settles a one-phase commit with an unknown outcome by a rollback: if the broker has not carried out the commit, it refuses the commit
+     * from then on.
      */
-    private void settle(BranchId id, long since, AnswerLost lost) throws XAException {
+    private void settle(BranchId id, long since, Exception unknown) throws XAException {
         long start = System.nanoTime();
         while (true) {
             Reply reply = asked(() -> management.ask("rollback", id, since));
@@ -94,13 +98,13 @@ final class BranchRequests {
                 return;
             }
             if (reply.hasEnded(Reply.FORGOTTEN)) {
-                throw Failure.of(XAException.XAER_RMFAIL, reply.description, lost);
+                throw Failure.of(XAException.XAER_RMFAIL, reply.description, unknown);
             }
             if (reply.succeeded() || reply.code == XAException.XAER_NOTA) {
-                throw Failure.of(XAException.XA_RBCOMMFAIL, "the broker lost branch " + id + ": " + lost.getMessage(), lost);
+                throw Failure.of(XAException.XA_RBCOMMFAIL, "the broker lost branch " + id + ": " + unknown.getMessage(), unknown);
             }
             if (reply.code != XAException.XA_RETRY || System.nanoTime() - start > SETTLE_NANOS) {
-                throw Failure.of(XAException.XAER_RMFAIL, reply.description, lost);
+                throw Failure.of(XAException.XAER_RMFAIL, reply.description, unknown);
             }
             pause();
         }

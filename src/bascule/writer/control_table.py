@@ -1,0 +1,130 @@
+"""What the records of ``PREFIX.control`` say about pipelines, without IO (docs/adr/0022-control.md).
+
+A record that cannot be read concerns the pipeline that its key names, and nobody else: that pipeline must not run until a later record
+replaces the damaged one, because the damaged one may be the wish to pause it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, TypeVar
+
+from bascule.broker.coverage import CoverageMark
+from bascule.broker.divert_access import DivertAccess
+from bascule.writer.control import (
+    ACCESS_KEY,
+    COVERED_KEY,
+    DEFINITION_KEY,
+    KINDS,
+    OFFSETS_KEY,
+    RESTART_KEY,
+    WANTED_KEY,
+    OffsetsWish,
+    PipelineDefinition,
+    RestartWish,
+    UnreadableControl,
+    Wish,
+    Wishes,
+    decoded,
+)
+from bascule.writer.redrive import JOB_KEY, RedriveJob, UnreadableRedrive
+
+#: Events of records that have no effect, for the log.
+CONTROL_SKIPPED: Final = "record of the control of pipelines skipped"
+REDRIVE_SKIPPED: Final = "redrive job skipped"
+#: Names of pipelines, as the configuration accepts them.
+_PIPELINE: Final = re.compile(rf"(?:{'|'.join(map(re.escape, KINDS.values()))})[A-Za-z0-9][A-Za-z0-9._-]*")
+
+D = TypeVar("D", Wish, RestartWish, OffsetsWish, PipelineDefinition)
+
+
+class ControlRecord(NamedTuple):
+    """The newest record of a key: its value, its offset, and its place in words."""
+
+    value: bytes
+    offset: int
+    place: str
+
+
+#: Is told about a record without effect: the event, the place of the record, and why.
+Skipped = Callable[[str, str, str], None]
+
+
+def wishes_of(table: Mapping[str, ControlRecord], skipped: Skipped) -> Wishes:
+    """Return all wishes and definitions, and why pipelines are held whose records cannot be read.
+
+    A damaged request to restart holds nothing: it does not say whether the pipeline may run. A damaged request to move positions has no
+    effect once an administrator has paused, resumed, stopped or restarted the pipeline after it.
+    """
+    unreadable: dict[str, dict[str, str]] = {}
+
+    def readable(prefix: str, kind: type[D]) -> dict[str, D]:
+        found: dict[str, D] = {}
+        for key, record in table.items():
+            if key.startswith(prefix):
+                pipeline = key.removeprefix(prefix)
+                try:
+                    found[pipeline] = decoded(kind, record.value, record.place)
+                except UnreadableControl as error:
+                    if prefix == RESTART_KEY or _PIPELINE.fullmatch(pipeline) is None:
+                        skipped(CONTROL_SKIPPED, record.place, str(error))
+                    else:
+                        unreadable.setdefault(pipeline, {})[prefix] = str(error)
+        return found
+
+    states, restarts = readable(WANTED_KEY, Wish), readable(RESTART_KEY, RestartWish)
+    offsets, definitions = readable(OFFSETS_KEY, OffsetsWish), readable(DEFINITION_KEY, PipelineDefinition)
+    for pipeline in [pipeline for pipeline, reasons in unreadable.items() if OFFSETS_KEY in reasons]:
+        decisions = [f"{prefix}{pipeline}" for prefix, found in ((WANTED_KEY, states), (RESTART_KEY, restarts)) if pipeline in found]
+        record = table[f"{OFFSETS_KEY}{pipeline}"]
+        if any(table[key].offset > record.offset for key in decisions):
+            skipped(CONTROL_SKIPPED, record.place, unreadable[pipeline].pop(OFFSETS_KEY))
+    return Wishes(
+        states, restarts, offsets, definitions, _redrives(table, skipped), _covered(table, skipped),
+        {pipeline: reasons for pipeline, reasons in unreadable.items() if reasons}, _access(table, skipped),
+    )  # fmt: skip
+
+
+def covered_pipeline(key: str) -> str:
+    """Return the pipeline of a key with COVERED_KEY."""
+    return key.removeprefix(COVERED_KEY).rpartition("/")[0]
+
+
+def _redrives(table: Mapping[str, ControlRecord], skipped: Skipped) -> dict[str, RedriveJob]:
+    """Return the jobs by id. Nothing else depends on one that cannot be read."""
+    found: dict[str, RedriveJob] = {}
+    for key, record in table.items():
+        if key.startswith(JOB_KEY):
+            try:
+                found[key.removeprefix(JOB_KEY)] = RedriveJob.decode(record.value, record.place)
+            except UnreadableRedrive as error:
+                skipped(REDRIVE_SKIPPED, record.place, str(error))
+    return found
+
+
+def _covered(table: Mapping[str, ControlRecord], skipped: Skipped) -> dict[str, tuple[CoverageMark, ...]]:
+    """Return the marks by pipeline. The broker stores one that cannot be read again, in its next epoch at the latest."""
+    found: dict[str, tuple[CoverageMark, ...]] = {}
+    for key, record in table.items():
+        if key.startswith(COVERED_KEY):
+            try:
+                mark = decoded(CoverageMark, record.value, record.place)
+            except UnreadableControl as error:
+                skipped(CONTROL_SKIPPED, record.place, str(error))
+            else:
+                pipeline = covered_pipeline(key)
+                found[pipeline] = (*found.get(pipeline, ()), mark)
+    return found
+
+
+def _access(table: Mapping[str, ControlRecord], skipped: Skipped) -> dict[str, DivertAccess]:
+    """Return the decisions by pipeline. The active broker makes one that cannot be read again, and its divert waits."""
+    found: dict[str, DivertAccess] = {}
+    for key, record in table.items():
+        if key.startswith(ACCESS_KEY):
+            try:
+                found[key.removeprefix(ACCESS_KEY)] = decoded(DivertAccess, record.value, record.place)
+            except UnreadableControl as error:
+                skipped(CONTROL_SKIPPED, record.place, str(error))
+    return found
