@@ -12,9 +12,9 @@ from typing import Self
 from bascule.client import Acknowledge, Consumer, Context, Message, Queue, TransactionError, connect
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
+from bascule.core.topics import UNBOUND_HEADER
 from bascule.journal.records import KafkaOrigin, Kind, Send, SendFlag, encode_record, send_entry
 from bascule.kafka import clients
-from bascule.pipelines.ingress import UNBOUND_HEADER
 from tests.support.journal import text_message
 from tests.support.system import PYTHON_FAILOVER, System
 

@@ -10,11 +10,12 @@ import pytest
 from bascule.client import Queue, connect
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, InvalidInput
+from bascule.core.topics import UNBOUND_HEADER
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.journal.records import HEADER, MAGIC, VERSION, Kind, Op, Send, SendFlag, encode_record, json_entry
 from bascule.kafka import clients
 from bascule.kafka.history import TopicHistory
-from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
+from bascule.pipelines.ingress import ingress_record
 from tests.scenarios.changed_topics import ADMIN_TIMEOUT_S, ORDERS, Hand, hand, refused, send, system
 from tests.support.journal import text_message
 from tests.support.system import WAIT_S, System, wait_for

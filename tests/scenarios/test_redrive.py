@@ -262,7 +262,7 @@ def test_dead_letters_that_cannot_be_redriven_stay_and_say_why(bridge: Bridge, l
     bury(bridge.pipelines, "x", "1")
     for diverts, reason in (
         ((), "divert:x is not configured"),
-        ((bridge.divert("x", enabled=False),), "divert:x is disabled"),
+        ((bridge.divert("x", enabled=False),), "divert:x is disabled, or its user may not consume"),
         ((bridge.divert("x", select=("value",)),), "divert:x has a transformation, which a redrive does not run"),
         (
             (bridge.divert("x", selector="color = 'red'"),),

@@ -9,11 +9,11 @@ import pytest
 
 from bascule.client import connect
 from bascule.core.destination import ADDRESS_MAX
+from bascule.core.topics import UNBOUND_HEADER
 from bascule.jms.sections import PROPERTIES, section_bytes
 from bascule.journal.records import Header, Kind, Op, Send, SendFlag, decode_header, encode_record, json_entry, send_entry
 from bascule.kafka import clients
 from bascule.kafka.log import PartitionReader
-from bascule.pipelines.ingress import UNBOUND_HEADER
 from tests.scenarios.changed_topics import ADMIN_TIMEOUT_S, ORDERS, Hand, hand, send, system
 from tests.support.client import SOON_S
 from tests.support.journal import text_message

@@ -113,3 +113,6 @@ class CoverageControl(ProcessEffects):
     async def store(self, name: str, epoch: int, mark: CoverageMark) -> None:
         """Store the mark of an epoch."""
         await self._table.say_covered(name, epoch, mark)
+
+    async def decide_access(self) -> None:
+        """Decide nothing: no divert has a user here."""

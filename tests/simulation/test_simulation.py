@@ -13,7 +13,8 @@ from typing import Final
 
 import pytest
 
-from bascule.broker.intake import Arrival, Intake, IntakePlan
+from bascule.broker.ingress_access import Arrival
+from bascule.broker.intake import Intake, IntakePlan
 from bascule.broker.turns import TURN_STEPS
 from tests.sim import broker as sim_broker
 from tests.sim.nemesis import TROUBLES

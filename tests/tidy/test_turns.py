@@ -51,6 +51,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "the pipelines defined at run time: DEFINITIONS_MAX": (
         "broker/coverage.py DivertCoverage._cover", "broker/coverage.py DivertCoverage._mark", "server/coverage.py CoverageControl._read",
+        "server/coverage.py CoverageControl.decide_access",
     ),
     "LOST_MAX": ("amqp/unsettled.py SentDeliveries._lose", "amqp/unsettled.py SentDeliveries.lost"),
     "a piece of output: FRAMES_PER_PIECE_BYTES": ("amqp/outgoing.py OutgoingDeliveries.write_more",),
@@ -61,7 +62,8 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "broker/collecting.py CollectedQueue.state", "broker/collecting.py CollectedState.snapshot",
         "broker/duplicates.py RememberedIds._packed", "broker/duplicates.py RememberedIds.without",
         "broker/rounds.py Rounds._in_store", "broker/snapshot.py EncodedSnapshot.joined", "broker/snapshot.py Snapshot.oldest",
-        "broker/snapshot.py encode", "server/housekeeping.py StoredMessages.mids_now", "server/openapi.py document",
+        "broker/snapshot.py encode", "server/divert_users.py DivertUsers.changes",
+        "server/housekeeping.py StoredMessages.mids_now", "server/openapi.py document",
         "server/tls_watch.py TlsWatch._run", "server/user_directory.py NextUsers.names",
         "server/user_directory.py UserDirectory._use", "server/user_directory.py _roles_in",
     ),

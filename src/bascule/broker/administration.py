@@ -298,6 +298,8 @@ def _check_room(queue: BrokerQueue) -> None:
 def _origin(engine: Engine, origin: Mapping[str, Any]) -> BrokerQueue:
     """Return the queue or subscription that a dead letter came from. Raises UnknownAddress, ResourceLimit."""
     address, name = origin.get(ORIGINAL_ADDRESS), origin.get(ORIGINAL_QUEUE)
+    if isinstance(address, str) and name is None and origin.get(ORIGINAL_ROUTING) == Routing.MULTICAST:
+        raise UnknownAddress(f"the message never reached a subscription of topic {address!r}, because its sender may not send to it")
     if not isinstance(address, str) or not isinstance(name, str):
         raise UnknownAddress("a client sent the message to this queue; the message has no original address")
     if origin.get(ORIGINAL_ROUTING) != Routing.MULTICAST:

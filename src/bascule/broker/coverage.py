@@ -112,6 +112,10 @@ class CoverageEffects(Protocol):
         """Store the mark of an epoch. Marks of other epochs stay. Raises BasculeError."""
         ...
 
+    async def decide_access(self) -> None:
+        """Store whether the users of diverts may consume, as far as that has changed since the last read. Raises BasculeError."""
+        ...
+
 
 class CoveringEpoch(Protocol):
     """The epoch whose journal covers diverts: see bascule.broker.epoch.EpochProtocol."""
@@ -198,6 +202,7 @@ class DivertCoverage:
             found = await self._effects.controlled()
             if not epoch.ended:
                 self._cover(epoch, found)
+                await self._effects.decide_access()
                 await self._mark(epoch)
             self._trouble = ""
         except (BasculeError, TimeoutError) as error:

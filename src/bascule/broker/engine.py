@@ -54,7 +54,7 @@ class Engine:
         self.windows = DuplicateWindows(destinations.window_limits, deliveries.schedule, clock, violations=violations)
         self.sending = sending = Sending(deliveries, destinations, self.windows)
         self.local_transactions = local = LocalTransactions(deliveries, sending, policy, violations)
-        self.intake = intake = Intake(deliveries, destinations, sending)
+        self.intake = intake = Intake(deliveries, destinations, sending, lambda: local.bytes_max)
         self.bodies = bodies
         self.memory = bodies.account
         self.memory.run = partial(deliveries.errors.run, ErrorKind.LINK)

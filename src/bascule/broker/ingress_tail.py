@@ -14,7 +14,8 @@ from typing import Final, NamedTuple, NoReturn, Protocol
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
 from bascule.broker.errors import ResourceLimit
-from bascule.broker.intake import TAKE_STEPS, Arrival, IntakePlan
+from bascule.broker.ingress_access import Arrival
+from bascule.broker.intake import TAKE_STEPS, IntakePlan
 from bascule.core import crash
 from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.effects import Severity
@@ -40,7 +41,7 @@ STALE_END_S: Final = 30.0
 FAILED_RETRY_MS: Final = 60_000
 _ROUTINGS: Final = frozenset(Routing)
 
-#: The offset behind a record, and its messages, each with whether it is kept if no queue is bound to its address.
+#: The offset behind a record, and its messages.
 RecordSends = tuple[int, list[Arrival]]
 #: Records that are handed over together. Each record is taken as a whole, together with the position behind it.
 Chunk = deque[RecordSends]
@@ -68,6 +69,7 @@ class IngressRecord(NamedTuple):
     offset: int
     value: bytes | None
     keep: bool  # whether its messages are kept if no queue is bound to their address
+    user: str = ""  # who sends the messages, "" for the owner of the broker
 
 
 class IngressEffects(Protocol):
@@ -221,7 +223,7 @@ class IngressReading:
             except BasculeError as error:
                 fault = type(error)(f"offset {record.offset}: {error}")
                 break
-            chunk.append((record.offset + 1, [(send, record.keep) for send in found]))
+            chunk.append((record.offset + 1, [Arrival(send, record.keep, record.user) for send in found]))
             messages += len(found)
             size_bytes += sum(len(send.body) for send in found)
             if size_bytes > CHUNK_BYTES or messages > CHUNK_MESSAGES:
@@ -255,7 +257,7 @@ class IngressReading:
 
 
 def _size_bytes(sends: Sequence[Arrival]) -> int:
-    return sum(len(send.body) for send, _ in sends)
+    return sum(len(send.body) for send, *_ in sends)
 
 
 def check_sends(sends: Sequence[Send]) -> None:
@@ -362,7 +364,8 @@ class IngressTaking:
         """
         behind, together, steps, size_bytes = 0, list[Arrival](), 0, 0
         long = self._engine.turns.steps // TAKE_STEPS
-        for next_offset, sends in self._chunks[0]:
+        for next_offset, arrived in self._chunks[0]:
+            sends = self._engine.intake.access.decided(arrived)
             if len(sends) > long:  # its steps are not counted: this would take long itself
                 return (behind, together, steps) if behind else (next_offset, sends, (len(sends) + 1) * TAKE_STEPS)
             cost_steps, cost_bytes = self._engine.intake_cost(sends)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from bascule.broker.addresses import TEMPORARY_PREFIX, Route, durable_ids
+from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
 from bascule.broker.errors import ResourceLimit
+from bascule.broker.ingress_access import Arrival, IngressAccess
 from bascule.broker.journaling import AtomicEntries
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage, stored_group
 from bascule.broker.planned_sends import Planned, PlannedSends
 from bascule.broker.policy import DROP
 from bascule.broker.queue import BrokerQueue
-from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, taken_by
+from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, annotation_steps, taken_by
 from bascule.broker.transactions import Draft
 from bascule.core.destination import Routing
 from bascule.jms.lookup import selector_lookup
-from bascule.journal.records import MESSAGES_PER_RECORD_MAX, Op, Send, SendFlag, ingress_entry, json_entry, send_entry
+from bascule.journal.records import MESSAGES_PER_RECORD_MAX, Op, SendFlag, ingress_entry, json_entry, send_entry
 
 #: Flags that writers of ``bascule.ingress`` may set; the broker sets the others.
 _FLAGS_OF_SENDERS = SendFlag.GROUPED | SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID | SendFlag.SOURCE
@@ -30,20 +32,23 @@ PLAN_STEPS = 12
 #: Bytes of each queue id in the journal entry of a message.
 _QUEUE_ID_BYTES = 4
 
-#: A message of the ingress topic, and whether it is kept if no queue is bound to its address.
-Arrival = tuple[Send, bool]
 #: The plan of a record with many messages.
 IntakePlan = PlannedSends[Arrival]
 
 
 class Intake:
-    """The intake of the ingress topic, each record once. ``positions`` are the next offsets to take, by partition."""
+    """The intake of the ingress topic, each record once. ``positions`` are the next offsets to take, by partition.
 
-    def __init__(self, deliveries: Deliveries, destinations: Destinations, sending: Sending) -> None:
+    Arrivals come as ``access`` has decided about them.
+    """
+
+    def __init__(self, deliveries: Deliveries, destinations: Destinations, sending: Sending, bytes_max: Callable[[], int]) -> None:
+        """``bytes_max`` returns the size of the largest message for which the journal has room."""
         self.positions: dict[int, int] = {}
         self.confirmed: dict[int, int] = {}  # positions in confirmed records
         self.topic_id = ""  # the topic that the positions belong to, once it is confirmed
         self.addresses = destinations.addresses
+        self.access = IngressAccess(self.addresses, deliveries.clock, bytes_max)
         self.policy = destinations.policy
         self.journaling = deliveries.journaling
         self.counters = deliveries.counters
@@ -55,9 +60,11 @@ class Intake:
     def lacks_room(self, sends: list[Arrival]) -> BrokerQueue | None:
         """Return a full queue that one of the messages needs, or None.
 
-        Such messages wait in Kafka; they are neither refused nor dropped.
+        Such messages wait in Kafka; they are neither refused nor dropped. Dead letters wait for no room, like those of other queues.
         """
-        for send, _ in sends:
+        for send, _, _, refusal in sends:
+            if refusal is not None:
+                continue
             route = self.addresses.route(send.address, Routing(send.routing))
             # Check for room first: selectors and exclusive diverts cost more, and matter only if a queue is full.
             if not route.limited or not any(queue.full() for queue in route.queues):
@@ -82,10 +89,11 @@ class Intake:
 
     def cost(self, sends: list[Arrival]) -> tuple[int, int]:
         """Return the most that taking the messages costs: steps, and bytes of a journal record."""
-        routes = [self.addresses.route(send.address, Routing(send.routing)) for send, _ in sends]
-        size_bytes = sum(len(send.body) + SEND_OVERHEAD_BYTES for send, _ in sends)
+        routes = [self.addresses.route(send.address, Routing(send.routing)) for send, *_ in sends]
+        size_bytes = sum(len(send.body) + SEND_OVERHEAD_BYTES for send, *_ in sends)
         queues = sum(len(route.queues) for route in routes)
-        return sum(TAKE_STEPS + route.steps for route in routes), size_bytes + _QUEUE_ID_BYTES * queues
+        annotated = sum(annotation_steps(len(send.body)) for send, _, _, refusal in sends if refusal is not None)
+        return annotated + sum(TAKE_STEPS + route.steps for route in routes), size_bytes + _QUEUE_ID_BYTES * queues
 
     def _to_queues(self, route: Route, body: bytes) -> tuple[tuple[BrokerQueue, ...], tuple[str, ...]]:
         """Return the queues that get a message from Kafka, or the exclusive diverts that take it."""
@@ -99,8 +107,7 @@ class Intake:
     def take_in(self, partition: int, next_offset: int, sends: list[Arrival]) -> None:
         """Take records of ``bascule.ingress``: their messages and the position behind them become one journal record.
 
-        Each message comes with whether it is kept or dropped if no queue is bound to its address. A repetition changes nothing. Raises
-        ResourceLimit if the messages do not fit into one record. Nothing is done if it raises.
+        A repetition changes nothing. Raises ResourceLimit if the messages do not fit into one record. Nothing is done if it raises.
         """
         if not self._expects(partition, next_offset, len(sends)):
             return
@@ -110,10 +117,11 @@ class Intake:
                 self._take_in(arrival, now_ms, entries)
             self.journaling.add(ingress_entry(partition, next_offset))
         self._taken_in(partition, next_offset, len(sends))
+        self._tell_refused(sends)
 
     def plan(self, sends: list[Arrival]) -> IntakePlan:
         """Begin to plan the intake of a record. The caller must close the plan."""
-        size_bytes = sum([len(send.body) for send, _ in sends]) + SEND_OVERHEAD_BYTES * len(sends)
+        size_bytes = sum([len(send.body) for send, *_ in sends]) + SEND_OVERHEAD_BYTES * len(sends)
         plan = IntakePlan(self._sending, self._plan_one, sends, size_bytes, self.clock(), admits=False, send_steps=PLAN_STEPS)
         plan.begin(self._deliveries.turns)
         return plan
@@ -126,6 +134,8 @@ class Intake:
         with self.journaling.atomic(plan.size_bytes, plan.messages):
             placed = plan.decide()
             self.journaling.add(ingress_entry(partition, next_offset))
+        for piece, _ in placed:
+            self._tell_refused(piece.items)
         for piece, first_mid in placed:
             self.journaling.then(piece.put_in, self._deliveries.put_in, first_mid)
         self._taken_in(partition, next_offset, plan.count)
@@ -145,6 +155,12 @@ class Intake:
         self.counters.messages_in += messages
         self.journaling.then(self._taken, partition, next_offset)
 
+    def _tell_refused(self, sends: list[Arrival]) -> None:
+        for arrival in sends:
+            if arrival.refusal is not None:
+                self.counters.dead_lettered += 1
+                self.journaling.errors.run(ErrorKind.INGRESS, self.access.on_refused, arrival.refusal)
+
     def _taken(self, partition: int, next_offset: int) -> None:
         # ``confirmed`` is looked up only now: the confirmation of a recreated topic replaces it.
         self.confirmed[partition] = next_offset
@@ -160,7 +176,7 @@ class Intake:
 
     def _plan_one(self, arrival: Arrival, now_ms: int) -> Planned:
         """Return a message and its plan; None for the plan if its queue must be created first. Changes nothing."""
-        send, keep = arrival
+        send, keep, *_ = arrival
         routing = Routing(send.routing)
         route = self.addresses.route(send.address, routing)
         expiry_ms = self.policy.of(send.address).expiry_of(send.expiry_ms, now_ms) if route.expiring else send.expiry_ms

@@ -61,7 +61,12 @@ Stored = tuple[BrokerMessage, tuple[BrokerQueue, ...], int]
 
 def move_steps(message: BrokerMessage) -> int:
     """Return the most steps for examining the annotations of a message that moves, besides the move itself."""
-    return min(message.size_bytes // MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX)
+    return annotation_steps(message.size_bytes)
+
+
+def annotation_steps(size_bytes: int) -> int:
+    """Return the most steps for examining the annotations of a message of this size."""
+    return min(size_bytes // MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX)
 
 
 def taken_by(diverts: tuple[ExclusiveDivert, ...], body: bytes) -> tuple[str, ...]:

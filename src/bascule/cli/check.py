@@ -177,7 +177,8 @@ def _pipeline(found: dict[str, Any], warning: float | None, critical: float | No
         why = f": {found['error']}" if found["error"] else ""
         return CheckResult(CheckState.CRITICAL, f"{what} is {state}{why}", figures)
     if state != "disabled" and state not in (*AS_WANTED.get(found["wanted"], ()), *BROKEN):
-        return CheckResult(CheckState.WARNING, f"{what} is {state}, wanted {found['wanted']}", figures)
+        why = f": {found['error']}" if state == "stopped" and found["error"] else ""
+        return CheckResult(CheckState.WARNING, f"{what} is {state}, wanted {found['wanted']}{why}", figures)
     lag_state = CheckState.OK if lag is None or found["wanted"] != "running" else above(lag, warning, critical)
     return CheckResult(lag_state, f"{what} is {state}" + ("" if lag is None else f", lag {lag:,}"), figures)
 

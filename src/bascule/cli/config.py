@@ -35,15 +35,21 @@ def check(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> N
     """Check the settings. Report all errors, and exit with 2 if there are any."""
     from bascule.config import load
     from bascule.server.certificates import certificate_weaknesses
+    from bascule.server.divert_users import refused_pipelines
     from bascule.server.key_source import key_source
     from bascule.server.listener_tls import amqp_tls, server_context
-    from bascule.server.user_directory import weaknesses
+    from bascule.server.policies import permissions_of
+    from bascule.server.user_directory import read_users, roles_of, weaknesses
 
     loaded = load(config)
     _check_kafka(loaded.settings.kafka.client)
     amqp_tls(loaded.settings.broker.tls)
     server_context(loaded.settings.admin.tls, "admin.tls")
-    for weakness in (*weaknesses(loaded.settings), *certificate_weaknesses(loaded.settings, time.time())):
+    permissions = permissions_of(loaded.settings, roles_of(loaded.settings, read_users(loaded.settings)))
+    for weakness in (
+        *weaknesses(loaded.settings), *certificate_weaknesses(loaded.settings, time.time()),
+        *refused_pipelines(loaded.settings, permissions),
+    ):  # fmt: skip
         note(f"warning: {weakness}")
     if loaded.settings.broker.oidc.enabled:
         key_source(loaded.settings.broker.oidc)

@@ -165,7 +165,8 @@ def _awaited(status: Callable[[], dict[str, Any]], revision: int, wait_s: float)
             note(f"stored, but the driver has not followed within {wait_s:g} s; it will when it runs. See its log")
             raise typer.Exit(1)
         time.sleep(LOOK_S)
-    if found["reported_revision"] == revision and found["state"] == "failed":
-        note(f"failed: {found['error']}")
+    # A pipeline that an administrator has stopped has no error; one whose user may not consume is stopped with the reason.
+    if found["reported_revision"] == revision and (found["state"] == "failed" or (found["state"] == "stopped" and found["error"])):
+        note(f"{found['state']}: {found['error']}")
         raise typer.Exit(1)
     return str(found["state"])

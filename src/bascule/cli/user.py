@@ -63,6 +63,7 @@ def can(
 ) -> None:
     """Say whether the settings give a user a permission on an address, and which rule decides. Exit with 1 if they do not."""
     from bascule.config import load
+    from bascule.server.divert_users import pipelines_of
     from bascule.server.policies import permissions_of
     from bascule.server.user_directory import read_users, roles_of
 
@@ -75,6 +76,8 @@ def can(
 
     def draw() -> None:
         line(f"{'allowed' if decision.allowed else 'denied'}: {decision.reason}")
+        if pipelines := pipelines_of(settings, user):
+            line(f"pipelines that act as the user: {', '.join(pipelines)}")
         if of_tokens and not given:
             line(f"a token may also give roles, as --role: {', '.join(of_tokens)}")
 

@@ -17,6 +17,8 @@ from bascule.core.destination import Routing
 from bascule.core.linear_regex import LinearRegex
 from bascule.jms.selector import SelectorError, compile_selector
 
+#: Characters of the name of a user.
+USER_LENGTH_MAX = 200
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -40,6 +42,11 @@ class Pipeline(Section):
 
 class Divert(Pipeline):
     """A pipeline from JMS messages to a Kafka topic."""
+
+    user: AtRestart[str | None] = Field(
+        default=None, min_length=1, max_length=USER_LENGTH_MAX,
+        description="User whose permission `consume` on the addresses of `from` the divert needs, while it runs; unset = it needs none",
+    )  # fmt: skip
 
     from_address: AtRestart[str] = Field(
         alias="from", min_length=1, description="JMS address, or a pattern: '*' stands for one word, '#' for any number of words"
@@ -122,6 +129,12 @@ def exclusive_excess(diverts: Sequence[Divert]) -> int | None:
 class Ingress(Pipeline):
     """A pipeline from Kafka records to a JMS destination."""
 
+    user: AtRestart[str | None] = Field(
+        default=None, min_length=1, max_length=USER_LENGTH_MAX,
+        description="User who sends the messages: the broker moves a message that the user may not send (`send`, and `createAddress` and"
+        " `createDurableQueue` if the message creates its address) to the dead-letter queue; unset = no permission is needed",
+    )  # fmt: skip
+
     topics: AtRestart[tuple[TopicName, ...]] = Field(default=(), description="Names of Kafka topics")
     pattern: AtRestart[str | None] = Field(
         default=None,
@@ -158,7 +171,7 @@ class Ingress(Pipeline):
     keep_user_id: AtRestart[bool | None] = Field(
         default=None,
         description="Keep JMSXUserID of a record (header jms.JMSXUserID), which everybody who can write the topics can set; unset = only if"
-        " broker.validated_user is off",
+        " broker.validated_user is off. Otherwise, a message of an ingress with a `user` names that user",
     )
     tasks: AtRestart[int | None] = Field(
         default=None,

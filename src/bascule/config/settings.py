@@ -38,6 +38,7 @@ from bascule.config.openlineage import OpenLineage
 from bascule.config.passwords import read_password
 from bascule.config.permission import PermissionRule
 from bascule.config.pipeline import Divert, Ingress, exclusive_excess
+from bascule.config.pipeline_checks import check_own_topics, unknown_user
 from bascule.config.reload_effect import AtOnce, AtRestart, ForNew
 from bascule.config.tls import BrokerTls
 from bascule.config.validated_user import ValidatedUser
@@ -440,6 +441,11 @@ class Settings(BaseSettings):
         return f"{socket.gethostname()}-{place}"
 
     @property
+    def listed_users(self) -> frozenset[str]:
+        """Return the users that have a password or a role in these settings, besides those of `broker.users_file`."""
+        return frozenset(self.broker.users).union(*self.broker.roles.values())
+
+    @property
     def journal_topics(self) -> JournalTopics:
         """Return the journal of this broker and its pipelines, and its topics."""
         return JournalTopics(self.journal.prefix, self.pipelines.dead_letter_topic or "", audit_topic=self.audit.topic or "")
@@ -475,6 +481,9 @@ class Settings(BaseSettings):
         if wrong is not None and self.broker.users_file is None:  # the file of users has roles, too; it is not read here
             raise located(wrong.path, wrong.reason)
         broker = self.broker
+        # Without permissions, everybody may do everything. The pipelines get neither permissions nor users.
+        if self.permission and broker.users_file is None and (unlisted := unknown_user(self.divert, self.ingress, self.listed_users)):
+            raise located(*unlisted)
         lacks = exposure(broker.host, tls=broker.tls.enabled, permissions=bool(self.permission))
         if lacks is not None and not broker.allow_insecure:
             raise located(("broker", "host"), lacks)
@@ -485,16 +494,5 @@ class Settings(BaseSettings):
         topics = self.journal_topics
         if self.audit.topic is not None and (self.audit.topic in topics.internal or self.audit.topic == topics.dead_letters):
             raise located(("audit", "topic"), f"{self.audit.topic!r} is one of Bascule's own topics")
-        for position, divert in enumerate(self.divert):
-            if divert.to in topics.internal or divert.to == self.audit.topic:
-                raise located(("divert", position, "to"), f"{divert.to!r} is one of Bascule's own topics")
-            if divert.to == topics.dead_letters:
-                raise located(
-                    ("divert", position, "to"),
-                    f"{divert.to!r} is the dead-letter topic (pipelines.dead_letter_topic); a divert cannot write to it",
-                )
-        for position, ingress in enumerate(self.ingress):
-            for topic in ingress.topics:
-                if topic in topics.internal:
-                    raise located(("ingress", position, "topics"), f"{topic!r} is one of Bascule's own topics")
+        check_own_topics(self.divert, self.ingress, topics)
         return self

@@ -57,6 +57,7 @@ class Unauthorized(BasculeError):
     def __init__(self, user: str, permission: Permission, address: str) -> None:
         who = f"user {user!r}" if user else "an anonymous client"
         super().__init__(f"{who} has no permission {permission.value!r} on address {address!r}")
+        self.user = user
         self.permission = permission
         self.address = address
 

@@ -15,6 +15,10 @@ DECISIONS = f"{XA_PREFIX}.decisions"
 OUTBOUND = "bascule.outbound"
 #: Default names of the topics of transactions and of the resource adapter.
 SHARED = frozenset({DECISIONS, f"{XA_PREFIX}.side", f"{XA_PREFIX}.log", OUTBOUND})
+#: Headers of a record of ``PREFIX.ingress``: ``keep`` or ``drop`` for messages that no queue or subscription takes, and the user of the
+#: ingress, which is missing if the owner of the broker sends the messages.
+UNBOUND_HEADER = "unbound"
+INGRESS_USER_HEADER = "user"
 #: The defaults of the settings ``journal.prefix`` and ``bridge.id``.
 PREFIX = "bascule"
 BRIDGE_ID = "bascule"

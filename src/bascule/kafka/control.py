@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bascule.broker.coverage import CoverageMark
+from bascule.broker.divert_access import DivertAccess
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
@@ -15,6 +16,7 @@ from bascule.kafka.appender import await_stored
 from bascule.kafka.compacted import Stored, TableReader
 from bascule.kafka.shared import SharedClients
 from bascule.writer.control import (
+    ACCESS_KEY,
     COVERED_KEY,
     DEFINITION_KEY,
     DRIVER_KEY,
@@ -38,7 +40,7 @@ from bascule.writer.redrive import JOB_KEY, RedriveJob
 
 log = get_log(__name__)
 
-C = TypeVar("C", PipelineDefinition, CoverageMark, PipelineReport, DriverReport)
+C = TypeVar("C", PipelineDefinition, CoverageMark, DivertAccess, PipelineReport, DriverReport)
 
 #: How long a deletion waits for Kafka to answer which records there are, in seconds.
 FORGET_TIMEOUT_S: Final = 10.0
@@ -50,6 +52,16 @@ class Reports(NamedTuple):
 
     driver: DriverReport | None
     pipelines: Mapping[str, PipelineReport]
+
+
+class DivertRecords(NamedTuple):
+    """What brokers need to know about diverts, by name: definitions made at run time, None for one that cannot be read, what brokers say
+    about them, and the decisions about diverts with a user.
+    """
+
+    definitions: Mapping[str, PipelineDefinition | None]
+    covered: Mapping[str, list[CoverageMark]]
+    access: Mapping[str, DivertAccess]
 
 
 class ControlTopics:
@@ -73,23 +85,23 @@ class ControlTopics:
             self._skipped,
         )
 
-    def divert_definitions(
-        self, timeout_s: float, *, decides: bool = False
-    ) -> tuple[dict[str, PipelineDefinition | None], dict[str, list[CoverageMark]]]:
-        """Return the definitions of diverts, None for one that cannot be read, and what brokers say about them, by name.
-
-        ``decides``: a former leader must not answer. Raises Unavailable.
-        """
+    def controlled_diverts(self, timeout_s: float, *, decides: bool = False) -> DivertRecords:
+        """Return what the topic has about diverts. ``decides``: a former leader must not answer. Raises Unavailable."""
         topic, prefix = self._topics.control, f"{DEFINITION_KEY}{DIVERT}"
         definitions: dict[str, PipelineDefinition | None] = {}
         covered: dict[str, list[CoverageMark]] = {}
+        access: dict[str, DivertAccess] = {}
         for name, stored in self._table(topic, timeout_s, decides=decides).items():
             place = stored.place(topic, name.encode())
             if name.startswith(prefix):
                 definitions[name.removeprefix(prefix)] = self._readable(PipelineDefinition, stored.value, place)
             elif name.startswith(COVERED_KEY) and (found := self._readable(CoverageMark, stored.value, place)) is not None:
                 covered.setdefault(covered_pipeline(name).removeprefix(DIVERT), []).append(found)
-        return definitions, covered
+            elif name.startswith(f"{ACCESS_KEY}{DIVERT}"):
+                # A decision that cannot be read is made again: no divert has a user without a name.
+                said = self._readable(DivertAccess, stored.value, place) or DivertAccess("", "")
+                access[name.removeprefix(f"{ACCESS_KEY}{DIVERT}")] = said
+        return DivertRecords(definitions, covered, access)
 
     def _readable(self, kind: type[C], value: bytes, place: str) -> C | None:
         """Return a record; None if it cannot be read, which is logged once."""
@@ -111,6 +123,10 @@ class ControlTopics:
     def say_covered(self, divert: str, epoch: int, covered: CoverageMark) -> None:
         """Store what an epoch says about a divert, and return when Kafka has stored it. Raises Unavailable."""
         self._store(f"{COVERED_KEY}{DIVERT}{divert}/{epoch}", encoded(covered))
+
+    def say_access(self, divert: str, said: DivertAccess | None) -> None:
+        """Store a decision about a divert with a user, or delete it, and return when Kafka has stored it. Raises Unavailable."""
+        self._store(f"{ACCESS_KEY}{DIVERT}{divert}", None if said is None else encoded(said))
 
     def reports(self, timeout_s: float) -> Reports:
         """Return the newest reports without those that cannot be read, which the driver replaces within a minute. Raises Unavailable."""

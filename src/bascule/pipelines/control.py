@@ -22,7 +22,7 @@ from bascule.pipelines.latency import IntervalLatencies
 from bascule.pipelines.positions import IDLE_TIMEOUT_S
 from bascule.pipelines.queries import Query, RestartCounts
 from bascule.pipelines.redrive import RedriveJobs
-from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec
+from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec, user_of, user_of_definition
 from bascule.threads.background import in_background
 from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, Steering, Wishes
 from bascule.writer.definitions import DefinitionSteps
@@ -68,6 +68,7 @@ class DriverControl:
         """
         self._specs: dict[str, DivertSpec | IngressSpec] = {f"{DIVERT}{each.name}": each for each in pipelines.diverts}
         self._specs |= {f"{INGRESS}{each.name}": each for each in pipelines.ingresses}
+        self._file_users = {name: user_of(spec) if spec.enabled else None for name, spec in self._specs.items()}
         self._holds = holds
         self._queries = queries
         self._positions = positions
@@ -79,6 +80,7 @@ class DriverControl:
         self._in_file = frozenset(name.partition(":")[2] for name in self._specs)
         self._definitions = DefinitionSteps(self._in_file)
         self._ignored: frozenset[str] = frozenset()
+        self._refused: Mapping[str, str] = {}
         #: Why pipelines are held whose records cannot be read.
         self._unreadable: Mapping[str, str] = {}
         self._defined = defined
@@ -93,6 +95,7 @@ class DriverControl:
         self._restart_counts = RestartCounts()
         self._restarts: dict[str, int] = {}
         self._moved: dict[str, str] = {}
+        self._told_refused: Mapping[str, str] = {}
         self._reported: dict[str, PipelineReport] = {}
         #: Pipelines with a report that is to be deleted once they are.
         self._stale: set[str] = set()
@@ -155,7 +158,7 @@ class DriverControl:
             failed = self.all_tried and any((*self._definitions.due, *self._steering.due))
             self._step_due_s = now_s + RETRY_S if failed else 0.0
         if self.all_tried:  # a redrive leaves the dead letters of pipelines that are not started yet
-            self._redrives.follow(self._jobs, self._specs.values())
+            self._redrives.follow(self._jobs, [self._if_allowed(name) for name in self._specs])
         states = {name: self._state_of(name) for name in self._specs}
         tasks = {name: self._query_of(name) for name in states}
         states |= dict.fromkeys(self._unstarted, PipelineState.FAILED)
@@ -167,14 +170,14 @@ class DriverControl:
                 self._metrics.lineage(self._lineage.sender.outcomes)
             self._metrics.show(states, tasks, self._queries, self._restarts)
         moved = {name: self._steering.moved(name) for name in self._specs}
-        if ((states, moved) != (self._states, self._moved) or now_s >= self._report_due_s) and all(
+        if ((states, moved, self._refused) != (self._states, self._moved, self._told_refused) or now_s >= self._report_due_s) and all(
             future.done() for future in self._writing
         ):
-            self._states, self._moved, self._report_due_s = states, moved, now_s + REPORT_S
+            self._states, self._moved, self._told_refused, self._report_due_s = states, moved, self._refused, now_s + REPORT_S
             self._report()
 
     def _wishes(self, timeout_s: float, *, decides: bool) -> Wishes:
-        return self._topics.wishes(timeout_s, decides=decides).beside_file(self._in_file)
+        return self._refusing(self._topics.wishes(timeout_s, decides=decides).beside_file(self._in_file))
 
     def _follow(self, wishes: Wishes) -> None:
         begun = {pipeline: self._definitions.id_of(pipeline) for pipeline in wishes.definitions}
@@ -184,6 +187,22 @@ class DriverControl:
             log.warning("definition ignored, the configuration file has a pipeline of this name", pipeline=name)
         self._ignored = self._definitions.ignored
         self._steering.follow(wishes)
+
+    def _if_allowed(self, name: str) -> DivertSpec | IngressSpec:
+        """Return a pipeline, disabled if it may not run."""
+        return replace(self._specs[name], enabled=False) if name in self._refused else self._specs[name]
+
+    def _refusing(self, wishes: Wishes) -> Wishes:
+        """Return the wishes, with the diverts whose users may not consume."""
+        users = {pipeline: user_of_definition(pipeline, each.settings) for pipeline, each in wishes.definitions.items()} | self._file_users
+        refusing = wishes.refusing({pipeline: user for pipeline, user in users.items() if user is not None})
+        for pipeline, reason in refusing.refused.items():
+            if self._refused.get(pipeline) != reason:
+                log.warning("divert stopped, its user may not consume", pipeline=pipeline, reason=reason)
+        for pipeline in self._refused.keys() - refusing.refused.keys():
+            log.info("divert may continue", pipeline=pipeline)
+        self._refused = refusing.refused
+        return refusing
 
     def _note_unreadable(self, wishes: Wishes) -> None:
         """Log once which pipelines damaged records hold."""
@@ -202,6 +221,8 @@ class DriverControl:
 
     def note(self, query: str) -> str:
         """Return why the broker keeps the journal for a query that is held; "" if it is not held."""
+        if reason := self._refused.get(query):
+            return reason
         state = self._steering.held(query) if query.startswith(DIVERT) else None
         if state is PipelineState.FAILED:
             return self._steering.trouble(query)
@@ -267,6 +288,7 @@ class DriverControl:
         sources = tuple((at.topic, at.partition, at.offset, ends.get((at.topic, at.partition))) for at in positions)
         known = all(end is not None for *_, end in sources)
         latency = self._latencies.since_last(name, self._query_of(name), positions)
+        refused = self._refused.get(name, "")
         return PipelineReport(
             self._states[name], self._driver, now_ms, definition_of(self._specs[name]),
             group=spec.group if isinstance(spec := self._specs[name], DivertSpec) else "",
@@ -275,8 +297,8 @@ class DriverControl:
             lag=sum(max(0, end - offset) for _, _, offset, end in sources if end is not None) if known else None,
             records_per_s=self._rate(name, positions),
             restarts=self._restarts[name],
-            error=self._steering.trouble(name) or ("" if query is None else query.stopped or query.last_error),
-            error_at_ms=0 if query is None else int(query.last_error_s * 1000),
+            error=self._steering.trouble(name) or refused or ("" if query is None else query.stopped or query.last_error),
+            error_at_ms=0 if query is None or refused else int(query.last_error_s * 1000),
             offsets_request=self._moved[name],
             offsets_error=self._holds.moves.refusal(name, self._moved[name]),
             revision=self._definitions.revision(name),

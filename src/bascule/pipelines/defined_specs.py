@@ -23,7 +23,7 @@ def with_defined(pipelines: PipelinesSpec) -> PipelinesSpec:
     if pipelines.topics.control not in Topics(pipelines.kafka).partitions():
         return pipelines
     with closing(ControlTopics(pipelines.kafka, pipelines.topics)) as topics:
-        definitions, _ = topics.divert_definitions(READ_TIMEOUT_S)
+        definitions = topics.controlled_diverts(READ_TIMEOUT_S).definitions
     known = {each.name for each in pipelines.diverts} | {each.name for each in pipelines.ingresses}
     found = (_spec(name, definition) for name, definition in sorted(definitions.items()) if definition is not None and name not in known)
     return replace(pipelines, diverts=(*pipelines.diverts, *(spec for spec in found if spec is not None)))

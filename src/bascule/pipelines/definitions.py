@@ -111,6 +111,8 @@ class DefinedPipelines:
             else:
                 self._ingresses.define(spec, definition.id, begun=False)
             self.specs[pipeline] = spec
+            if self.steering.must_hold(pipeline):  # perhaps only since this change: its new user may not consume
+                self._holds.held.add(pipeline)
             self._holds.restart(pipeline)
             log.info("pipeline changed", pipeline=pipeline, revision=definition.revision, who=definition.by)
 

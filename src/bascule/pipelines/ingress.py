@@ -1,7 +1,8 @@
 """The engine of an ingress: takes Kafka records, returns records of ``bascule.ingress``. Pure: no Spark, no Kafka, no clock.
 
 The returned records are journal records (epoch and sequence 0) with one SEND entry; the broker journals them under its own epoch. The Kafka
-header ``unbound`` says what the broker does with a message whose address has neither a queue nor a subscription: ``keep`` or ``drop``.
+header ``unbound`` says what the broker does with a message whose address has neither a queue nor a subscription: ``keep`` or ``drop``. The
+header ``user`` names the user of the ingress, whose permissions the broker checks.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from bascule.core.errors import BadRecord, BasculeError, Denied, TopicMissing
 from bascule.core.kafka_records import Headers, KafkaRecord, Output
 from bascule.core.masking import PropertyMask
 from bascule.core.permissions import MANAGEMENT_ADDRESS
-from bascule.core.topics import MESSAGE_BYTES_MAX
+from bascule.core.topics import INGRESS_USER_HEADER, MESSAGE_BYTES_MAX, UNBOUND_HEADER
 from bascule.jms.from_kafka import message_of
 from bascule.jms.message import encode_message
 from bascule.jms.record_headers import ORIGIN_HEADER, error_headers, text_of_error
 from bascule.journal.records import KafkaOrigin, Kind, Send, SendFlag, encode_record, send_entry
 from bascule.pipelines.spec import IngressSpec
 
-UNBOUND_HEADER = "unbound"
 INGRESS_FLAGS = SendFlag.DURABLE | SendFlag.FROM_KAFKA | SendFlag.SOURCE
 
 
@@ -57,6 +57,8 @@ class IngressEngine:
         self._message_bytes_max = message_bytes_max
         self._mask = PropertyMask(ingress.masked)
         self._headers: Headers = [(UNBOUND_HEADER, ingress.unbound.encode())]
+        if ingress.user:
+            self._headers.append((INGRESS_USER_HEADER, ingress.user.encode()))
 
     def output(self, record: KafkaRecord) -> Output | None:
         """Return the record for the broker or for the dead-letter topic, or None for a record that this bridge wrote itself."""
@@ -92,7 +94,7 @@ class IngressEngine:
             mask=self._mask,
         )
         if not ingress.keep_user_id:
-            message.user_id = None
+            message.user_id = ingress.user_id or None
         flags = INGRESS_FLAGS | (SendFlag.GROUPED if message.group_id else 0)
         send = Send(
             flags, routing, message.priority, message.timestamp_ms, message.expiration_ms, 0, address, (), (), (),

@@ -48,7 +48,7 @@ class RedriveEngine:
             raise LetterLeft(letter.incomplete)
         pipeline = self._diverts.get(letter.pipeline) or self._ingresses.get(letter.pipeline)
         if pipeline is None or not pipeline.enabled:
-            raise LetterLeft(f"{letter.pipeline} is {'not configured' if pipeline is None else 'disabled'}")
+            raise LetterLeft(f"{letter.pipeline} is {'not configured' if pipeline is None else 'disabled, or its user may not consume'}")
         try:
             if isinstance(pipeline, DivertSpec):
                 return self._diverted(letter, pipeline)

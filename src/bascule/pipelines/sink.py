@@ -22,12 +22,12 @@ from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.kafka_records import Output
 from bascule.core.log import get_log
-from bascule.core.topics import BRIDGE_ID, PREFIX, JournalTopics
+from bascule.core.topics import BRIDGE_ID, PREFIX, UNBOUND_HEADER, JournalTopics
 from bascule.jms.message import JmsMessage, encode_message
 from bascule.journal.records import KafkaOrigin, Send, SendFlag
 from bascule.kafka import own_topics
 from bascule.kafka.transactional import TransactionalWriter, end_open_transactions
-from bascule.pipelines.ingress import UNBOUND_HEADER, ingress_record
+from bascule.pipelines.ingress import ingress_record
 from bascule.writer.errors import Unwritable
 from bascule.writer.position import Position, PositionLost, position_key
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from bascule.broker.divert_access import DivertUser
 from bascule.core.defaults import (
     DIVERT_KEY,
     DIVERT_TO,
@@ -25,7 +27,7 @@ from bascule.core.defaults import (
 from bascule.core.destination import Routing
 from bascule.core.linear_regex import LinearRegex
 from bascule.core.topics import MESSAGE_BYTES_MAX, JournalTopics
-from bascule.writer.position import DEFAULT_GROUP, EARLIEST, LATEST
+from bascule.writer.position import DEFAULT_GROUP, DIVERT, EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from bascule.config.pipeline import Divert, Ingress
@@ -42,7 +44,10 @@ class StartPosition:
 
 @dataclass(frozen=True, slots=True)
 class DivertSpec:
-    """A divert of JMS messages from the addresses of ``source`` to the topics of ``target`` (with ``${address}``, ``${rest}``)."""
+    """A divert of JMS messages from the addresses of ``source`` to the topics of ``target`` (with ``${address}``, ``${rest}``).
+
+    ``user`` consumes the messages, "" for the owner of the broker.
+    """
 
     name: str
     source: str
@@ -56,6 +61,7 @@ class DivertSpec:
     function: str | None = None
     enabled: bool = True
     group: str = DEFAULT_GROUP
+    user: str = ""
 
     @property
     def transformed(self) -> bool:
@@ -69,7 +75,8 @@ class IngressSpec:
 
     ``target`` and ``reply_to`` may contain ``${topic}`` and ``${header:NAME}``. If ``reply_to`` is empty, JMSReplyTo comes from the headers
     of the record. ``tasks`` is the number of Spark tasks over which the source partitions are spread, or None for one for each core.
-    Without ``keep_user_id``, JMSXUserID in the headers of a record is ignored. ``masked`` are the patterns of a PropertyMask.
+    ``user`` sends the messages, "" for the owner of the broker. Without ``keep_user_id``, JMSXUserID in the headers of a record is ignored,
+    and the message gets ``user_id``, or none if it is "". ``masked`` are the patterns of a PropertyMask.
     """
 
     name: str
@@ -86,6 +93,8 @@ class IngressSpec:
     tasks: int | None = None
     keep_user_id: bool = True
     masked: tuple[str, ...] = ()
+    user: str = ""
+    user_id: str = ""
 
     def names(self, topic: str) -> bool:
         """Return True if the ingress reads a topic with this name."""
@@ -173,16 +182,33 @@ def divert_spec(one: Divert) -> DivertSpec:
     return DivertSpec(
         name=one.name, source=one.from_address, target=one.to, selector=one.selector, key=one.key, exclusive=one.exclusive,
         start=_start(one), from_kafka=one.from_kafka, select=tuple(one.select), function=one.python, enabled=one.enabled,
-        group=one.group or DEFAULT_GROUP,
+        group=one.group or DEFAULT_GROUP, user=one.user or "",
     )  # fmt: skip
 
 
+def user_of(spec: DivertSpec | IngressSpec) -> DivertUser | None:
+    """Return the user of a divert that acts as one. An ingress runs in any case: the broker checks each of its messages."""
+    return DivertUser(spec.user, spec.source) if isinstance(spec, DivertSpec) and spec.user else None
+
+
+def user_of_definition(pipeline: str, settings: Mapping[str, Any]) -> DivertUser | None:
+    """Return the user of a divert that is defined at run time. The settings may be those of a later version."""
+    user = settings.get("user")
+    return DivertUser(str(user), str(settings.get("from", ""))) if user and pipeline.startswith(DIVERT) else None
+
+
 def ingress_spec(one: Ingress, masked: tuple[str, ...], *, keep_user_id: bool) -> IngressSpec:
-    """Return an ingress of a configuration. ``keep_user_id`` applies if the ingress does not say it."""
+    """Return an ingress of a configuration.
+
+    ``keep_user_id`` applies if the ingress does not say it: the broker does not validate user ids. If it does, a message has the user whose
+    permissions it needs.
+    """
+    validated = not keep_user_id and one.keep_user_id is None
     return IngressSpec(
         name=one.name, target=one.to, topics=tuple(one.topics), pattern=one.pattern, routing=one.routing_type, body=one.body,
         start=_start(one), unbound=one.unbound, key_as=one.key_as, reply_to=one.reply_to, enabled=one.enabled,
         tasks=one.tasks, masked=masked, keep_user_id=keep_user_id if one.keep_user_id is None else one.keep_user_id,
+        user=one.user or "", user_id=(one.user or "") if validated else "",
     )  # fmt: skip
 
 

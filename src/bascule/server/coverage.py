@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
 from bascule.broker.coverage import ControlledDiverts, CoverageMark, CoveredDivert
+from bascule.broker.divert_access import DivertAccess, DivertUser
 from bascule.config.pipeline import Divert
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
 from bascule.kafka.admin import CLUSTER_DEFAULT, Topics
 from bascule.kafka.control import ControlTopics
+from bascule.server.divert_users import DivertUsers, user_of
 from bascule.server.effects import LoopEffects
 from bascule.writer.control import PipelineDefinition
 
@@ -34,9 +36,12 @@ class CoverageControl(LoopEffects):
 
     def __init__(
         self, kafka: Mapping[str, Any], topics: JournalTopics,
-        *, replication_factor: int = CLUSTER_DEFAULT, min_insync_replicas: int | None = None,
+        *, replication_factor: int = CLUSTER_DEFAULT, min_insync_replicas: int | None = None, users: DivertUsers | None = None,
     ) -> None:  # fmt: skip
-        """Read and write nothing yet. The last two are for a topic that must be created; None is the default of the cluster."""
+        """Read and write nothing yet. ``users`` decides about diverts with a user.
+
+        The other two are for a topic that must be created; None is the default of the cluster.
+        """
         super().__init__("divert-coverage")
         self._replication_factor, self._min_insync_replicas = replication_factor, min_insync_replicas
         self._kafka = kafka
@@ -44,7 +49,9 @@ class CoverageControl(LoopEffects):
         self._topics = ControlTopics(kafka, topics)
         self._sure = self._there = False
         #: What was made of each definition: the check of a long selector takes a while, and the loop looks every second.
-        self._diverts: dict[str, tuple[PipelineDefinition | None, CoveredDivert]] = {}
+        self._diverts: dict[str, tuple[PipelineDefinition | None, _FollowedDivert]] = {}
+        self._users = users
+        self._access: Mapping[str, DivertAccess] = {}
 
     async def controlled(self) -> ControlledDiverts:
         """Return the definitions and marks. Raises Unavailable, UnsafeTopic."""
@@ -58,14 +65,14 @@ class CoverageControl(LoopEffects):
         return found
 
     def _read(self, decides: bool) -> ControlledDiverts:
-        definitions, covered = self._topics.divert_definitions(READ_TIMEOUT_S, decides=decides)
+        definitions, covered, self._access = self._topics.controlled_diverts(READ_TIMEOUT_S, decides=decides)
         before = self._diverts
         self._diverts = {
             name: before[name] if name in before and before[name][0] == definition else (definition, _divert_of(name, definition))
             for name, definition in definitions.items()
         }
         return ControlledDiverts(
-            {name: divert for name, (_, divert) in self._diverts.items()},
+            {name: divert.covered for name, (_, divert) in self._diverts.items()},
             covered,
         )
 
@@ -83,6 +90,18 @@ class CoverageControl(LoopEffects):
         """Store the mark of an epoch. Raises Unavailable."""
         await self.off_loop(self._topics.say_covered, name, epoch, mark)
 
+    async def decide_access(self) -> None:
+        """Store the decisions about diverts with a user that have changed since the last read. Raises Unavailable."""
+        if self._users is None:
+            return
+        defined = {name: divert.user for name, (_, divert) in self._diverts.items() if divert.user is not None}
+        # Not on the event loop: a pattern is compared with each [[permission]], word by word.
+        changes = await self.off_loop(self._users.changes, defined, self._access)
+        for name, said in changes.items():
+            await self.off_loop(self._topics.say_access, name, said)
+            if said is not None:
+                self._users.record(name, said, self._access.get(name))
+
     async def close(self) -> None:
         """Free the clients. Without Kafka, a client waits for the records in flight, and this does not wait for the client."""
         self.cancel_spawned()
@@ -90,11 +109,18 @@ class CoverageControl(LoopEffects):
             await asyncio.wait_for(asyncio.shield(self.off_loop(self._topics.close)), CLOSE_S)
 
 
-def _divert_of(name: str, definition: PipelineDefinition | None) -> CoveredDivert:
+class _FollowedDivert(NamedTuple):
+    """What is made of a definition; ``user`` is None if the divert acts as the owner of the broker, or cannot be read."""
+
+    covered: CoveredDivert
+    user: DivertUser | None = None
+
+
+def _divert_of(name: str, definition: PipelineDefinition | None) -> _FollowedDivert:
     if definition is None:
-        return CoveredDivert("", 0, ALL_ADDRESSES)
+        return _FollowedDivert(CoveredDivert("", 0, ALL_ADDRESSES))
     try:
-        pattern = Divert.model_validate({**definition.settings, "name": name}).from_address
+        divert = Divert.model_validate({**definition.settings, "name": name})
     except ValidationError:
-        pattern = ALL_ADDRESSES
-    return CoveredDivert(definition.id, definition.revision, pattern)
+        return _FollowedDivert(CoveredDivert(definition.id, definition.revision, ALL_ADDRESSES))
+    return _FollowedDivert(CoveredDivert(definition.id, definition.revision, divert.from_address), user_of(divert))

@@ -35,6 +35,7 @@ from bascule.journal.offsets import OffsetMap
 from bascule.kafka.admin import CLUSTER_DEFAULT
 from bascule.kafka.log import JournalWriter, PartitionReader, offset_of, takes_appends
 from bascule.server.coverage import CoverageControl
+from bascule.server.divert_users import DivertUsers
 from bascule.server.effects import LoopEffects
 from bascule.server.following import Following
 from bascule.server.housekeeping import Housekeeping
@@ -91,13 +92,15 @@ class Epoch:
 
     ``on_ended(error)`` is called once, when the epoch cannot continue; ``on_confirmed()`` after each round of confirmations;
     ``on_ticked()`` after the due work of a timer, which brings no news from Kafka; ``on_stalled(error)`` when appends are unanswered for
-    too long. ``errors`` contains errors that must not end the epoch; ``send_times`` counts answers to senders.
+    too long. ``errors`` contains errors that must not end the epoch; ``send_times`` counts answers to senders; ``users`` decides about
+    diverts with a user.
     """
 
     def __init__(
         self, place: JournalPlace, policy: Policy, diverts: Diverts, bodies: BodyStore | None, memory_bytes: int,
         *, on_ended: Callable[[BasculeError], None], on_confirmed: Callable[[], None], on_ticked: Callable[[], None],
         on_stalled: Callable[[BasculeError], None], errors: ErrorContainment, send_times: SendTimes | None = None,
+        users: DivertUsers | None = None,
     ) -> None:  # fmt: skip
         self.place = place
         self.housekeeping: Housekeeping | None = None  # from the start on
@@ -105,7 +108,7 @@ class Epoch:
         self._effects = _Effects(self, policy, bodies, memory_bytes, on_ended, on_confirmed, on_ticked, on_stalled)
         self._control = CoverageControl(
             place.kafka, place.topics,
-            replication_factor=place.replication_factor, min_insync_replicas=place.min_insync_replicas,
+            replication_factor=place.replication_factor, min_insync_replicas=place.min_insync_replicas, users=users,
         )  # fmt: skip
         self._coverage = DivertCoverage(self._control, place.pipelines.union(diverts.names), place.append_timeout_s)
         self.protocol = EpochProtocol(

@@ -14,9 +14,10 @@ from bascule.broker.ingress_tail import CHUNKS_MAX, Chunk, IngressReading, Ingre
 from bascule.core.effects import Severity, run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
+from bascule.core.topics import INGRESS_USER_HEADER, UNBOUND_HEADER
 from bascule.kafka.admin import Topics
-from bascule.kafka.history import TopicHistory
-from bascule.kafka.log import PartitionReader, header_of, offset_of
+from bascule.kafka.history import TopicHistory, readable_headers
+from bascule.kafka.log import PartitionReader, offset_of
 from bascule.server.effects import write_note
 from bascule.threads.lasting import end_process, lasting_thread
 
@@ -76,6 +77,13 @@ class IngressTail:
         self._thread.join()
 
 
+def _record(offset: int, value: bytes | None, headers: Mapping[str, Any]) -> IngressRecord:
+    user = headers.get(INGRESS_USER_HEADER) or b""
+    return IngressRecord(
+        offset, value, headers.get(UNBOUND_HEADER) == b"keep", user.decode(errors="replace") if isinstance(user, bytes) else str(user)
+    )
+
+
 class _Effects:
     """The effects of reading: see bascule.broker.ingress_tail.IngressEffects. They block the thread that reads."""
 
@@ -123,7 +131,7 @@ class _Effects:
         if self._reader is None:
             raise Unavailable(f"no Kafka client is open to read {self._topic}")
         messages = self._reader.read_at_once(READ_RECORDS, READ_S)
-        return [IngressRecord(offset_of(message), message.value(), header_of(message, "unbound") == b"keep") for message in messages]
+        return [_record(offset_of(message), message.value(), dict(readable_headers(message) or ())) for message in messages]
 
     async def open_transaction(self) -> int:
         """Return the offset of the first open transaction, or -1 if there is none or Kafka does not answer; the next call retries."""

@@ -166,6 +166,7 @@ class BrokerLife(LoopEffects):
         pipelines = PipelinePages(
             self._pipelines, self._settings, self._node.audit, wall_ms, self._planning, self._redriving,
             lambda: PropertyMask(self._node.settings.admin.masked_properties), NodeFlowEnds(self._node),
+            self._node.lists_user,
         )  # fmt: skip
         return AdminServer(
             Administrator(self._node),

@@ -31,6 +31,7 @@ from bascule.broker.retention import RetentionHold
 from bascule.broker.send_times import SendTimes
 from bascule.broker.states import NodeState
 from bascule.config import Settings
+from bascule.config.pipeline_checks import ANONYMOUS_USER
 from bascule.config.settings import Broker as BrokerSettings
 from bascule.core.access import CurrentPermissions
 from bascule.core.errors import BasculeError, Unavailable
@@ -44,10 +45,12 @@ from bascule.server.audit import REFUSE, audit_of
 from bascule.server.client_turns import ClientTurns, ConnectionOutput
 from bascule.server.connection import ClientConnection
 from bascule.server.containers import ContainerIds
+from bascule.server.divert_users import DivertUsers
 from bascule.server.epoch import Epoch, JournalPlace, is_congested
 from bascule.server.garbage import GarbageCollection
 from bascule.server.handshakes import HandshakeLimits, Handshakes
 from bascule.server.ingress import IngressTail
+from bascule.server.ingress_refusals import IngressRefusals
 from bascule.server.interruptions import Interruptions
 from bascule.server.life import BrokerLife
 from bascule.server.listener_tls import TlsPeer
@@ -106,6 +109,8 @@ class Node:
             log.info("every client may do everything, because no permission is configured")
         self.kafka = kafka_client(settings)
         self.audit = audit_of(settings.audit, self.kafka)
+        self._ingress_refusals = IngressRefusals(self.audit)
+        self._divert_users = DivertUsers(settings.divert, self.permissions, self.audit)
         self.tracing = process_tracing("bascule-broker")
         self._diverts = diverts_of(settings)
         self._policy = policy_of(settings, self.users.roles)
@@ -160,6 +165,10 @@ class Node:
     def congested(self) -> bool:
         """Return whether so much data is in flight to the journal, or waits for it, that the broker reads nothing from clients."""
         return is_congested(self.engine)
+
+    def lists_user(self, user: str) -> bool:
+        """Return whether a pipeline may act as a user: one with a password or a role, or anybody if there are no permissions."""
+        return not self.settings.permission or user == ANONYMOUS_USER or self.users.knows(user)
 
     def awake(self) -> bool:
         """Return whether the current epoch may continue: see Epoch."""
@@ -289,7 +298,7 @@ class Node:
         self._epoch = Epoch(
             place, self._policy, self._diverts, self.spill, int(self.settings.broker.memory_bytes),
             on_ended=on_ended, on_confirmed=self._confirmed, on_ticked=self._ticked, on_stalled=on_stalled,
-            errors=self.errors, send_times=self.send_times,
+            errors=self.errors, send_times=self.send_times, users=self._divert_users,
         )  # fmt: skip
         return self._epoch
 
@@ -308,6 +317,8 @@ class Node:
         largest = min(self._policy.transaction_bytes_max, room.content_bytes)
         self.engine.local_transactions.bytes_max = largest
         self.engine.destinations.on_change = self._queue_changed
+        access = self.engine.intake.access
+        access.permissions, access.on_refused = self.permissions, self._ingress_refusals.record
         self._follow_policy()  # the settings may have changed since the load began
         self.engine.journaling.record_bytes_max = min(RECORD_BYTES_MAX, room.record_bytes)
         # Loaded objects live long: the collector need not examine them repeatedly.

@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 
 from bascule.broker.errors import ResourceLimit, UnknownAddress
 from bascule.config.defined import check_change, check_definition
+from bascule.config.pipeline_checks import unlisted
 from bascule.config.settings import Settings
 from bascule.core.errors import InvalidInput, Scope, Unavailable
 from bascule.core.log import get_log
@@ -144,6 +145,8 @@ class DefinitionPages:
             raise InvalidInput(f"the settings have {size} bytes; at most {DEFINITION_BYTES_MAX} are allowed")
         # Not on the event loop: Python compiles a long pattern of topics in seconds.
         await self._pages.beside(partial(check_definition, self._kind, name, given, self._settings))
+        if (user := given.get("user")) is not None and not self._pages.lists_user(user):
+            raise InvalidInput(f"'user': {unlisted(user)}")
         before = known.wishes.definitions.get(pipeline)
         unreadable = pipeline in known.wishes.undefined
         if before is None and not unreadable:

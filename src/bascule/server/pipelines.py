@@ -150,14 +150,19 @@ class PipelinePages:
         redriving: Callable[[], RedriveTopics],
         mask: Callable[[], PropertyMask],
         ends: FlowEnds,
+        lists_user: Callable[[str], bool] = lambda _user: True,
     ) -> None:
-        """``mask`` returns which properties are hidden now: the setting may be reloaded. ``ends`` knows the queues at the ends."""
+        """``mask`` returns which properties are hidden now: the setting may be reloaded. ``ends`` knows the queues at the ends.
+
+        ``lists_user`` returns whether a user has a password or a role now, or everybody may do everything.
+        """
         self._offsets = OffsetPages(self, planning, settings)
         turn = asyncio.Lock()
         self._definitions = tuple(DefinitionPages(self, settings, kind, collection, turn) for kind, collection in COLLECTIONS.items())
         self._flow = FlowPage(self, settings, ends)
         self._redrive = RedrivePages(self, redriving, settings.bridge.id, mask)
         self.topics = topics
+        self.lists_user = lists_user
         self.audit = audit
         self.now_ms = now_ms
         #: The pipelines of this broker's own configuration, which its drivers usually share.

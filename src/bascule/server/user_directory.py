@@ -13,6 +13,7 @@ from bascule.config import Settings
 from bascule.config.load import display_key
 from bascule.config.named_roles import unknown_role
 from bascule.config.passwords import is_hash
+from bascule.config.pipeline_checks import unknown_user
 from bascule.config.private_file import PRIVATE, replace_private
 from bascule.config.users_file import SECRET_BYTES, Users, UsersFileError, read
 from bascule.core.errors import InvalidInput
@@ -62,7 +63,7 @@ def _roles_in(users: Users | None) -> dict[str, tuple[str, ...]]:
 
 
 def weaknesses(settings: Settings) -> list[str]:
-    """Check the file of users, and return what is likely wrong about it: a role without users, a file that others may read.
+    """Check the file of users, and return what is likely wrong: a role without users, an unknown user, a file that others may read.
 
     Raises UsersFileError if the broker cannot use the file.
     """
@@ -76,7 +77,14 @@ def weaknesses(settings: Settings) -> list[str]:
     wrong = unknown_role(settings.permission, settings.limit, settings.admin, sorted(held), settings.broker.oidc.roles)
     if wrong is not None:
         found.append(f"{display_key(wrong.path, settings)}: {wrong.reason}")
+    if settings.permission and (unlisted := unknown_user(settings.divert, settings.ingress, known_users(settings, users))):
+        found.append(f"{display_key(unlisted[0], settings)}: {unlisted[1]}")
     return found
+
+
+def known_users(settings: Settings, users: Users | None) -> frozenset[str]:
+    """Return the users with a password or a role."""
+    return settings.listed_users if users is None else settings.listed_users.union(users.users)
 
 
 class ListedUser(NamedTuple):

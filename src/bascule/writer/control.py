@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from bascule.broker.coverage import CoverageMark, joint_mark
+from bascule.broker.divert_access import DivertAccess, DivertUser, refusal_of
 from bascule.core.errors import BasculeError, Scope
 from bascule.core.states import Transitions
 from bascule.writer.position import DIVERT, INGRESS
@@ -28,6 +29,8 @@ OFFSETS_KEY: Final = "offsets/"
 DEFINITION_KEY: Final = "definition/"
 #: Prefix of the keys of coverage marks: ``covered/PIPELINE/EPOCH``.
 COVERED_KEY: Final = "covered/"
+#: Prefix of the keys of decisions about diverts with a user: ``access/PIPELINE``.
+ACCESS_KEY: Final = "access/"
 #: Key of the driver's own report in ``PREFIX.pipelines``. The other keys are names of pipelines.
 DRIVER_KEY: Final = "driver"
 #: The first number behind those of 64 bits.
@@ -171,10 +174,11 @@ class DriverReport:
     redrives: Mapping[str, str] = field(default_factory=dict)
 
 
-R = TypeVar("R", Wish, RestartWish, OffsetsWish, PipelineDefinition, CoverageMark, PipelineReport, DriverReport)
+R = TypeVar("R", Wish, RestartWish, OffsetsWish, PipelineDefinition, CoverageMark, DivertAccess, PipelineReport, DriverReport)
 #: Types of fields that are no enumerations. ``sources`` and ``moves`` have checks of their own.
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("id", "by", "driver", "group", "error", "offsets_request", "offsets_error", "definition_id"), (str,)),
+    **dict.fromkeys(("user", "address", "reason"), (str,)),
     **dict.fromkeys(("at_ms", "partitions", "restarts", "error_at_ms", "revision", "offset"), (int,)),
     "running": (bool,),
     **dict.fromkeys(("definition", "settings", "redrives"), (dict,)),
@@ -185,7 +189,9 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 _ENUMS: Final[Mapping[tuple[type, str], type[enum.StrEnum]]] = {(Wish, "state"): WantedState, (PipelineReport, "state"): PipelineState}
 
 
-def encoded(record: Wish | RestartWish | OffsetsWish | PipelineDefinition | CoverageMark | PipelineReport | DriverReport) -> bytes:
+def encoded(
+    record: Wish | RestartWish | OffsetsWish | PipelineDefinition | CoverageMark | DivertAccess | PipelineReport | DriverReport,
+) -> bytes:
     """Return the value of a record: a JSON object with a version."""
     return json.dumps({"version": VERSION, **asdict(record)}, separators=(",", ":")).encode()
 
@@ -245,6 +251,15 @@ class Wishes:
     covered: Mapping[str, tuple[CoverageMark, ...]] = field(default_factory=dict)
     #: Why a record of a pipeline cannot be read, by pipeline and prefix of the key. Such a pipeline must not run.
     unreadable: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    #: What the active broker has decided about diverts with a user.
+    access: Mapping[str, DivertAccess] = field(default_factory=dict)
+    #: Why pipelines may not run, as ``refusing`` has found out.
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def refusing(self, users: Mapping[str, DivertUser]) -> Wishes:
+        """Return these wishes for a driver whose diverts have these users, by pipeline: those that may not run are to be stopped."""
+        found = {pipeline: refusal_of(user, self.access.get(pipeline)) for pipeline, user in users.items()}
+        return replace(self, refused={pipeline: reason for pipeline, reason in found.items() if reason})
 
     def trouble(self, pipeline: str) -> str:
         """Return why a pipeline must not run whatever is wanted, "" if it may."""
@@ -269,7 +284,9 @@ class Wishes:
         return None if definition is None else joint_mark(self.covered.get(pipeline, ()), definition.id)
 
     def of(self, pipeline: str) -> WantedState:
-        """Return the wanted state of a pipeline, which is running if nobody wanted anything else."""
+        """Return the wanted state of a pipeline, which is running if nobody wanted anything else, and the pipeline may run."""
+        if pipeline in self.refused:
+            return WantedState.STOPPED
         wish = self.states.get(pipeline)
         return WantedState.RUNNING if wish is None else wish.state
 
@@ -389,6 +406,10 @@ class Steering:
         if self._wishes.trouble(pipeline) and self._wishes.of(pipeline) is WantedState.RUNNING:
             return PipelineState.FAILED
         return PipelineState.STOPPED if self._wishes.of(pipeline) is WantedState.STOPPED else PipelineState.PAUSED
+
+    def must_hold(self, pipeline: str) -> bool:
+        """Return whether the driver must not run a pipeline now."""
+        return self._wanted(pipeline) is SteeringEvent.HOLD
 
     def trouble(self, pipeline: str) -> str:
         """Return which damaged record holds a pipeline, "" if there is none."""

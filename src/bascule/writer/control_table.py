@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 from bascule.broker.coverage import CoverageMark
+from bascule.broker.divert_access import DivertAccess
 from bascule.writer.control import (
+    ACCESS_KEY,
     COVERED_KEY,
     DEFINITION_KEY,
     KINDS,
@@ -80,7 +82,7 @@ def wishes_of(table: Mapping[str, ControlRecord], skipped: Skipped) -> Wishes:
             skipped(CONTROL_SKIPPED, record.place, unreadable[pipeline].pop(OFFSETS_KEY))
     return Wishes(
         states, restarts, offsets, definitions, _redrives(table, skipped), _covered(table, skipped),
-        {pipeline: reasons for pipeline, reasons in unreadable.items() if reasons},
+        {pipeline: reasons for pipeline, reasons in unreadable.items() if reasons}, _access(table, skipped),
     )  # fmt: skip
 
 
@@ -113,4 +115,16 @@ def _covered(table: Mapping[str, ControlRecord], skipped: Skipped) -> dict[str, 
             else:
                 pipeline = covered_pipeline(key)
                 found[pipeline] = (*found.get(pipeline, ()), mark)
+    return found
+
+
+def _access(table: Mapping[str, ControlRecord], skipped: Skipped) -> dict[str, DivertAccess]:
+    """Return the decisions by pipeline. The active broker makes one that cannot be read again, and its divert waits."""
+    found: dict[str, DivertAccess] = {}
+    for key, record in table.items():
+        if key.startswith(ACCESS_KEY):
+            try:
+                found[key.removeprefix(ACCESS_KEY)] = decoded(DivertAccess, record.value, record.place)
+            except UnreadableControl as error:
+                skipped(CONTROL_SKIPPED, record.place, str(error))
     return found

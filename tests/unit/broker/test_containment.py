@@ -13,6 +13,7 @@ from bascule.broker.branch_requests import Answer, BranchRequest, carry_out
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import FAILED_RETRY_MS
 from bascule.broker.engine import Engine
+from bascule.broker.ingress_access import Arrival
 from bascule.broker.message import Bodies, BodyOwner, BrokerMessage
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.core.destination import Routing
@@ -178,8 +179,9 @@ def deleting(bench: FaultyBench) -> Callable[[], object]:
 
 
 def taking_in(bench: FaultyBench) -> Callable[[], object]:
-    def send(content: str, to: str, routing: Routing) -> tuple[Send, bool]:
-        return Send(SendFlag.SOURCE, routing, 4, 0, 0, 0, to, (), (), (), KafkaOrigin("topic", 0, 7), bench.encode(content)), True
+    def send(content: str, to: str, routing: Routing) -> Arrival:
+        send = Send(SendFlag.SOURCE, routing, 4, 0, 0, 0, to, (), (), (), KafkaOrigin("topic", 0, 7), bench.encode(content))
+        return Arrival(send, keep=True)
 
     step = [send("k1", "work", Routing.ANYCAST), send("k2", "new queue", Routing.ANYCAST), send("k3", "t", Routing.MULTICAST)]
     return lambda: bench.engine.take_in(0, 10, step)

@@ -122,6 +122,9 @@ class BrokerModel(EpochEffectsModel):
         self.kafka.marks[name, epoch] = mark
         await self.process.sleep(self._delay_ms())
 
+    async def decide_access(self) -> None:
+        """Decide nothing: no divert has a user here."""
+
     @property
     def serves(self) -> bool:
         return self.epoch.loaded and not self.epoch.ended

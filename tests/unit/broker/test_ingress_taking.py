@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from bascule.broker.ingress_access import Arrival
 from bascule.broker.ingress_tail import CHUNK_MESSAGES, IngressTaking
 from bascule.broker.turns import TURN_STEPS
 from bascule.core.destination import Routing
@@ -25,7 +26,7 @@ class Taking:
         taking = IngressTaking(
             self.engine, "bascule.ingress", 0, soon=self.turns.append, taken=self._taken, ending=lambda: False
         )  # fmt: skip
-        taking.gather(deque((offset + 1, [(_send(offset), True)]) for offset in range(count)))
+        taking.gather(deque((offset + 1, [Arrival(_send(offset), keep=True)]) for offset in range(count)))
         self.taking = taking
 
     def _taken(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from bascule.broker import planned_sends
 from bascule.broker.containment import ErrorContainment
+from bascule.broker.ingress_access import Arrival
 from bascule.broker.ingress_tail import FAILED_RETRY_MS, IngressTaking, RecordSends
 from bascule.broker.policy import BLOCK, AddressPolicy, Policy
 from bascule.broker.turns import TURN_STEPS
@@ -66,7 +67,7 @@ def record(first: int, count: int, *, to: str = "q", offset: int = 1, keep: bool
     """Return a record at ``offset - 1`` with numbered messages."""
     routing = Routing.MULTICAST if to.startswith("t") else Routing.ANYCAST
     send = Send(SendFlag.DURABLE, routing, 4, 0, 0, 0, to, (), (), (), None, b"")._replace(**fields)
-    return offset, [(send._replace(body=message_bytes(number)), keep) for number in range(first, first + count)]
+    return offset, [Arrival(send._replace(body=message_bytes(number)), keep) for number in range(first, first + count)]
 
 
 def test_long_record_is_taken_over_turns_as_one_journal_record_before_the_record_behind_it(bench: Bench) -> None:
@@ -231,5 +232,5 @@ def test_record_with_the_most_messages_has_no_long_turn(bench: Bench) -> None:
 
 
 def _largest() -> RecordSends:
-    offset, ((send, keep),) = record(0, 1, offset=2)
-    return offset, [(send, keep)] * MESSAGES_PER_RECORD_MAX
+    offset, arrivals = record(0, 1, offset=2)
+    return offset, arrivals * MESSAGES_PER_RECORD_MAX

@@ -264,6 +264,49 @@ def test_user_can_explains_which_rule_allows_or_denies(tmp_path: Path, bascule: 
     assert bascule("user", "can", "ann", "sned", "orders.eu").returncode == 2
 
 
+def test_checks_tell_what_the_users_of_pipelines_may_not_do(tmp_path: Path, bascule: Bascule) -> None:
+    text = """
+        [broker.roles]
+        sales = ["ann"]
+        [[permission]]
+        match = "orders.#"
+        send = ["sales"]
+        [[permission]]
+        match = "stock"
+        consume = ["sales"]
+        [[divert]]
+        name = "orders"
+        from = "orders.#"
+        user = "ann"
+        [[divert]]
+        name = "stock"
+        from = "stock"
+        user = "ann"
+        [[ingress]]
+        name = "new"
+        topics = ["t"]
+        to = "queue://orders.new"
+        user = "ann"
+        [[ingress]]
+        name = "others"
+        topics = ["t"]
+        user = "ann"
+        """
+    (tmp_path / "bascule.toml").write_text(text, encoding="utf-8")
+    done = bascule("config", "check")
+    stopped = "warning: divert 'orders' will be stopped: user 'ann' has no permission 'consume' on address 'orders.#'\n"
+    assert (done.returncode, done.stderr) == (0, stopped)
+    told = bascule("user", "can", "ann", "consume", "stock").stdout
+    assert "pipelines that act as the user: divert orders, divert stock, ingress new, ingress others\n" in told
+    (tmp_path / "bascule.toml").write_text(text.replace('send = ["sales"]', ""), encoding="utf-8")
+    refused = "messages of ingress 'new' will be dead letters: user 'ann' has no permission 'send' on address 'orders.new'"
+    assert refused in bascule("config", "check").stderr
+    (tmp_path / "bascule.toml").write_text(text.replace('user = "ann"', 'user = "bob"', 1), encoding="utf-8")
+    done = bascule("config", "check")
+    assert done.returncode == 2
+    assert 'bascule.toml:13: divert["orders"].user = "bob": there is no user \'bob\' with a password or a role' in done.stderr
+
+
 @pytest.fixture
 def typed(bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
     """Run a command with a file of users, and a password on standard input."""

@@ -113,6 +113,22 @@ def test_roles_of_tokens_count_as_roles_of_permissions_and_of_the_admin_server()
     assert not chosen.broker.anonymous_allowed
 
 
+@pytest.mark.parametrize("kind", ["divert", "ingress"])
+def test_user_of_a_pipeline_must_have_a_password_or_a_role_if_there_are_permissions(kind: str) -> None:
+    def tree(user: str, **broker: object) -> dict[str, object]:
+        source = {"from": "q"} if kind == "divert" else {"topics": ["t"]}
+        broker = {"users": {"ann": "x"}, "roles": {"sales": ["cert"]}, **broker}
+        return {"broker": broker, "permission": [{"match": "#"}], kind: [{"name": "p", "user": user, **source}]}
+
+    for user in ("ann", "cert", "anonymous"):
+        assert Settings.model_validate(tree(user))
+    with pytest.raises(ValidationError, match="there is no user 'bob' with a password or a role") as caught:
+        Settings.model_validate(tree("bob"))
+    assert caught.value.errors()[0]["ctx"]["path"] == (kind, 0, "user")
+    assert Settings.model_validate(tree("bob", users_file="users")), "the file is read by the broker and `config check`"
+    assert Settings.model_validate(tree("bob") | {"permission": []}), "everybody may do everything, and the pipelines know no permissions"
+
+
 def test_file_of_users_counts_as_users_and_may_define_roles() -> None:
     broker = {"users_file": "users"}
     assert not Broker.model_validate(broker).anonymous_allowed

@@ -78,6 +78,27 @@ def test_record_names_a_user_only_if_the_settings_trust_it(validated: str, keep:
     assert message.properties["kafka_JMSXUserID"] == "mallory", "a header of another name is a property of another name"
 
 
+@pytest.mark.parametrize(
+    ("validated", "keep", "expected"),
+    [("off", "", "mallory"), ("off", "keep_user_id = false", None), ("check", "", "stock"), ("require", "", "stock"), ("set", "", "stock"),
+     ("set", "keep_user_id = false", None), ("set", "keep_user_id = true", "mallory")],
+)  # fmt: skip
+def test_user_of_an_ingress_is_in_each_record_for_the_broker_and_in_messages_if_the_broker_validates_users(
+    validated: str, keep: str, expected: str | None
+) -> None:
+    settings = Settings.model_validate(
+        {
+            "broker": {"validated_user": validated},
+            "ingress": [{"name": "in", "topics": ["topic.a"], "user": "stock", **tomllib.loads(keep)}],
+        }
+    )
+    (spec,) = from_settings(settings, "").ingresses
+    output = IngressEngine(spec, "bridge", "ingress", None).output(NAMING._replace(headers=[*NAMING.headers, ("user", b"mallory")]))
+    assert output is not None
+    assert output.headers == [("unbound", b"drop"), ("user", b"stock")]
+    assert decode_message(send_in(output).body).user_id == expected
+
+
 @pytest.mark.parametrize("header", ["jms.int.pin", "jms.long.card_pin"])
 def test_reason_of_a_dead_letter_does_not_show_a_masked_property(header: str) -> None:
     record = RECORD._replace(headers=[(header, b"my secret")])

@@ -130,7 +130,7 @@ def test_definition_that_cannot_be_read_is_none(topics: ControlTopics) -> None:
     topics._store("definition/divert:new", b'{"version": 99}')
     topics._store("covered/divert:late/3", b"damaged")
     topics.say_covered("late", 4, CoverageMark("1", 1, 9))
-    definitions, covered = topics.divert_definitions(10, decides=True)
+    definitions, covered, _ = topics.controlled_diverts(10, decides=True)
     assert {name: each and each.id for name, each in definitions.items()} == {"late": "1", "new": None}
     assert covered == {"late": [CoverageMark("1", 1, 9)]}
 

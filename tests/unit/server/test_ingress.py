@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +16,18 @@ from bascule.broker import ingress_tail
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.ingress_tail import CHUNK_BYTES, CHUNKS_MAX, FAILED_RETRY_MS
 from bascule.broker.policy import BLOCK, DROP, REJECT, AddressPolicy, Policy
+from bascule.config.audit import Audit as AuditSettings
+from bascule.core.access import AccessRules
 from bascule.core.destination import ADDRESS_MAX, Routing
 from bascule.core.errors import Unavailable
+from bascule.core.roles import UserRoles
 from bascule.core.topics import MESSAGE_BYTES_MAX, RECORD_BYTES_MAX
 from bascule.jms.sections import PROPERTIES, section_bytes
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX, KafkaOrigin, Kind, Send, SendFlag, encode_record, send_entry
 from bascule.server import ingress
+from bascule.server.audit import audit_of
 from bascule.server.ingress import IngressTail
+from bascule.server.ingress_refusals import IngressRefusals
 from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 from tests.support.speed import SLOWNESS
 
@@ -109,6 +116,38 @@ def run(
             tail.close()
 
     asyncio.run(tailed())
+
+
+class OfUsers(Reader):
+    """A reader of one record with the header ``user``."""
+
+    def read_at_once(self, count: int, timeout_s: float) -> list[Record]:
+        if self._position:
+            return super().read_at_once(count, timeout_s) if self._position == SENDS else []
+        self._position += 1
+        record = Record(0, "orders")
+        record.headers = lambda: [("unbound", b"keep"), ("user", b"stock"), ("x", None)]  # type: ignore[method-assign, list-item]
+        return [record]
+
+
+def test_header_names_the_user_whose_permissions_a_message_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def check(broker: BrokerInMemory, tail: IngressTail) -> None:
+        await until(broker, lambda: "DLQ" in broker.engine.addresses.anycast and bool(broker.engine.queue("DLQ").held_messages))
+        (line,) = map(json.loads, file.read_text().splitlines())
+        assert (line["who"], line["from"], line["action"], line["on"], line["allowed"]) == ("stock", "ingress", "send", "orders", False)
+
+    file = tmp_path / "audit.jsonl"
+    trail = audit_of(AuditSettings(file=file), {})
+    made = BrokerInMemory
+
+    def denying(**options: Any) -> BrokerInMemory:
+        broker = made(**options)
+        access = broker.engine.intake.access
+        access.permissions, access.on_refused = AccessRules((), UserRoles({})), IngressRefusals(trail).record
+        return broker
+
+    monkeypatch.setattr("tests.unit.server.test_ingress.BrokerInMemory", denying)
+    run(Policy(), check, monkeypatch, OfUsers)
 
 
 @pytest.mark.parametrize("when_full", [BLOCK, REJECT, DROP])

@@ -251,6 +251,18 @@ def test_what_a_broken_request_has_left_is_deleted(topics: ControlTopics) -> Non
     asked(topics, ask)
 
 
+def test_user_of_a_definition_must_be_listed(topics: ControlTopics) -> None:
+    def ask(request: Request) -> None:
+        code, answer = request("POST", "/ingresses", body=json.dumps({"name": "in", "config": {"topics": ["t"], "user": "bob"}}))
+        assert (code, "'user': there is no user 'bob' with a password or a role" in answer["error"]) == (400, True)
+        assert topics.wishes(10).definitions == {}
+        code, _ = request("POST", "/ingresses", body=json.dumps({"name": "in", "config": {"topics": ["t"], "user": "ann"}}))
+        assert (code, topics.wishes(10).definitions["ingress:in"].settings["user"]) == (202, "ann")
+        assert request("PUT", "/ingresses/in/config", body=json.dumps({"topics": ["t"], "user": ["bob"]}))[0] == 400
+
+    asked(topics, ask, lists_user="ann".__eq__)
+
+
 def damage(topics: ControlTopics, key: str) -> None:
     topics._store(key, b"x")
 

@@ -89,12 +89,16 @@ def report(topics: ControlTopics, *, at_ms: int = NOW_MS, running: bool = True, 
 
 
 def asked(
-    topics: Any, ask: Callable[[Callable[..., tuple[int, Any]]], None], audit: AuditTrail | None = None, ends: FlowEnds = NO_FLOW_ENDS
+    topics: Any,
+    ask: Callable[[Callable[..., tuple[int, Any]]], None],
+    audit: AuditTrail | None = None,
+    ends: FlowEnds = NO_FLOW_ENDS,
+    lists_user: Callable[[str], bool] = lambda _: True,
 ) -> None:
     """Let ``ask`` send requests, as an administrator with the role manage if it does not name a role."""
     pages = PipelinePages(
         topics, Settings.model_validate(SETTINGS), audit or AuditTrail(), lambda: NOW_MS, lambda: PLANNING, no_redriving, PropertyMask,
-        ends,
+        ends, lists_user,
     )  # fmt: skip
 
     def run(port: int) -> None:

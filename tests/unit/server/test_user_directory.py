@@ -149,6 +149,17 @@ def test_weaknesses_are_a_role_without_users_and_a_file_that_others_may_read() -
     assert weaknesses(Settings()) == []
 
 
+def test_user_of_a_pipeline_that_neither_the_settings_nor_the_file_list_is_a_weakness() -> None:
+    write(ann=("x", "sales"))
+
+    def given(user: str) -> Settings:
+        pipelines = {"ingress": [{"name": "in", "topics": ["t"], "user": user}]}
+        return Settings.model_validate({"broker": {"users_file": "users"}, "permission": [{"match": "#"}], **pipelines})
+
+    assert weaknesses(given("ann")) == []
+    assert weaknesses(given("bob"))[0].startswith("ingress[\"in\"].user: there is no user 'bob'")
+
+
 class Watched:
     """A watch of the file ``users``, and what it has reported."""
 
