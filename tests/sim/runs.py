@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from types import FrameType
 from typing import Final, NoReturn
@@ -167,11 +166,10 @@ def run_seeds(first: int, count: int | None = None, *, seconds: float | None = N
     chunks = _chunks(first, count, time.monotonic() + seconds if seconds is not None else None)
     # Not multiprocessing.Pool, which waits without end if one of its processes dies.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _prepare) as pool:
-        begin = partial(pool.submit, run_forked)
-        running = deque(map(begin, islice(chunks, processes)))
+        running = deque(pool.submit(run_forked, chunk) for chunk in islice(chunks, processes))
         while running:
             report.add(running.popleft().result())
-            running.extend(map(begin, islice(chunks, 1)))
+            running.extend(pool.submit(run_forked, chunk) for chunk in islice(chunks, 1))
     return report
 
 

@@ -474,8 +474,7 @@ class ClientConnection(asyncio.Protocol):
             event.link.context.declare(event.delivery_id)
 
     def _discharged(self, event: events.Discharged) -> Retry | None:
-        coordinator = event.link.context
-        if isinstance(coordinator, CoordinatorLink):
+        if isinstance(coordinator := event.link.context, CoordinatorLink):
             if not event.fail and not coordinator.plan_commit(event.txn_id):
                 return partial(self._discharged, event)
             coordinator.discharge(event.delivery_id, event.txn_id, fail=event.fail)
