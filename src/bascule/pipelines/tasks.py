@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bascule.core import crash
 from bascule.core.errors import BadRecord, BasculeError, Scope
-from bascule.core.kafka_records import KafkaRecord, Place, Taken
+from bascule.core.kafka_records import Gather, KafkaRecord, Place, Taken
 from bascule.journal.errors import ForeignRecord
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_send, entries
 from bascule.pipelines.carry import Carrier, allow_writers, held_position
@@ -53,8 +53,8 @@ DATA_KEY = KEY_OF_KIND[Kind.DATA]
 _RECORD_COLUMNS = ("divert", "offset", "index", "topic", "has_key", "key", "value", "headers")
 _JOURNAL_COLUMNS = ("offset", "key", "value")
 
-#: Opens source partitions, each at an offset. Iterating over them ends only in tests.
-OpenSource = Callable[[Mapping[Place, int]], AbstractContextManager[Iterable[Taken]]]
+#: Opens source partitions, each at an offset, with how long its records are gathered. Iterating over them ends only in tests.
+OpenSource = Callable[[Mapping[Place, int], Gather], AbstractContextManager[Iterable[Taken]]]
 
 
 def _rows(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
@@ -155,7 +155,10 @@ class DivertTask:
         position = held_position(self.pipelines, self.claim)
         reader = JournalReader(position, self.diverts, self._answers)
         engine, place = self._engine(), (self.claim.topic, self.claim.partition)
-        with open_source({place: position.offset}) as source, Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
+        with (
+            Carrier(self.pipelines, self.claim, position, reader.state) as carrier,
+            open_source({place: position.offset}, lambda _: carrier.gathers_s()) as source,
+        ):
             for taken in source:
                 for record in taken.records:
                     self._take(record.offset, record.key, record.value, reader, engine, carrier, None)
@@ -271,11 +274,12 @@ class IngressTask:
                 (claim.topic, claim.partition): opened.enter_context(Carrier(pipelines, claim, held_position(pipelines, claim)))
                 for claim in self.claims
             }
-            source = opened.enter_context(open_source({place: carrier.position.offset for place, carrier in carriers.items()}))
+            starts = {place: carrier.position.offset for place, carrier in carriers.items()}
+            source = opened.enter_context(open_source(starts, lambda place: carriers[place].gathers_s()))
             for taken in source:
                 for record in taken.records:
                     _take_record(record, self.ingress, engine, carriers[record.topic, record.partition])
-                for place in taken.tails if taken.records else carriers:
+                for place in taken.tails if taken.records or taken.tails else carriers:
                     carriers[place].rest()
                 for place, end in taken.ends.items():
                     carriers[place].pass_over(end)
