@@ -28,6 +28,8 @@ const steps = {
     await shows(page, "Messages a second");
     await page.waitForFunction(() => /L/.test(document.querySelector(".charts figure:nth-child(2) .line-0")?.getAttribute("d") ?? ""));
     await shows(page, "serving");
+    await page.waitForFunction(() => [...document.querySelectorAll(".charts figure")].some((each) => each.innerText.includes("p99")
+      && [".line-0", ".line-1"].every((line) => /L/.test(each.querySelector(line)?.getAttribute("d") ?? "")) && / ms/.test(each.innerText)));
     if (process.env.PICTURES) await page.waitForFunction(() => document.querySelector(".charts .line-0").getAttribute("d").split("L").length > 12);
     await picture(page, "overview");
   },
@@ -197,6 +199,7 @@ const steps = {
     await shows(page, "delayed");
     await page.waitForSelector("svg.flow .box");
     await shows(page, "in the file");
+    await shows(page, "21 ms / 1.5 s");
     check((await page.$$("svg.flow .runtime")).length === 0, "no pipeline is drawn as defined at run time");
     await press(page, "pause");
     await shows(page, "running, paused wanted");
@@ -208,6 +211,7 @@ const steps = {
     await press(page, "delayed");
     await shows(page, "Definition in the configuration file");
     await shows(page, "console.journal");
+    await shows(page, "21 ms / 1.5 s");
     await picture(page, "pipeline");
     await press(page, "Reset the position");
     await shows(page, "delayed' is still running");
@@ -287,6 +291,7 @@ const steps = {
     await goTo(page, "Settings");
     await shows(page, "broker.max_message_bytes");
     check(!(await page.evaluate(() => document.body.innerText)).includes("secret"), "settings must not show passwords");
+    await shows(page, "Diverts and ingresses that are defined at run time are no settings");
     await picture(page, "settings");
     await goTo(page, "Permissions");
     await enter(page, "user", "eve");

@@ -43,6 +43,7 @@ file, and `tests/unit/server/test_openapi.py` calls every request at a broker an
   lower role may do.
 - **Arguments.** A request that changes something takes a JSON object of at most 64 KiB, with `Content-Length`. Unknown arguments are
   errors.
+- **Commands.** The last column names the [command](cli.md) that does the same. The document has it as `x-bascule-command`.
 - **Errors.** Each error has the body `{"error": "TEXT"}`. Besides the statuses in the tables, a request may get 400 (invalid input),
   401 (no valid credentials), 403 (no sufficient role, or a page of another site), 404 (unknown path), 405 (another method; `Allow` names
   the right ones), 411 (no `Content-Length`), 421 (unknown host name), 500 (see the log of the broker) and 503 (the broker does not serve).
@@ -99,7 +100,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         for method, operation in operations.items():
             sections[TITLES[operation["tags"][0]]].append(_row(method, path, operation))
     for title, rows in sections.items():
-        yield f"\n## {title}\n\n| request | role | action | parameters or arguments | errors |\n| --- | --- | --- | --- | --- |\n"
+        yield f"\n## {title}\n\n| request | role | action | parameters or arguments | errors | command |\n"
+        yield "| --- | --- | --- | --- | --- | --- |\n"
         yield from rows
 
 
@@ -108,8 +110,9 @@ def _row(method: str, path: str, operation: dict[str, Any]) -> str:
     names = [f"`{each['name']}`" for each in operation.get("parameters", ()) if each["in"] == "query"]
     if "requestBody" in operation:
         names += [f"`{name}`" for name in operation["requestBody"]["content"]["application/json"]["schema"]["properties"]]
+    command = f"`{operation['x-bascule-command']}`" if "x-bascule-command" in operation else ""
     errors = [status for status in operation["responses"] if status in ("404", "409", "413")]
-    return f"| `{method.upper()} {path}` | {role} | {operation['summary']} | {', '.join(names)} | {', '.join(errors)} |\n"
+    return f"| `{method.upper()} {path}` | {role} | {operation['summary']} | {', '.join(names)} | {', '.join(errors)} | {command} |\n"
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ PIPELINES: Final = Process(
 )
 VERIFY: Final = Process(
     "`bascule verify`",
-    "Except for `bascule why`, all other commands that work on a broker ask its admin server, and need no Kafka user.",
+    "Except for `bascule why` without `--admin`, all other commands that work on a broker ask its admin server, and need no Kafka user.",
     (
         Right(TOPIC, "PREFIX.journal", (READ,), "messages that the diverts should have written"),
         Right(TOPIC, "PREFIX.positions", (READ,), "how far the diverts are"),

@@ -75,7 +75,9 @@ class AdminApiClient:
             check_encrypted(context.url, what)
             self._headers["authorization"] = _bearer(context.token or _token_in(name, context.token_file), what)
         if context.ca_file:
-            self._context = _trusting(context.ca_file, f"context {name!r}")
+            from bascule.server.tls import authorities_context
+
+            self._context = authorities_context(Path(context.ca_file), f"context {name!r}: ca_file")
 
     def _use_settings(self, url: str | None, config: Path | None) -> None:
         from bascule.config import load
@@ -101,7 +103,11 @@ class AdminApiClient:
 
     def look(self, path: str, **parameters: str | int | list[str]) -> Any:
         """Return the JSON document at a path. Raises InvalidInput, Unavailable."""
-        content = self.download(path, **parameters)
+        return self.look_within(LOOK_TIMEOUT_S, path, **parameters)
+
+    def look_within(self, timeout_s: float, path: str, /, **parameters: str | int | list[str]) -> Any:
+        """Return the JSON document at a path, for which the broker needs some time. Raises InvalidInput, Unavailable."""
+        content = self._ask(f"{self._url}/{with_query(path, parameters)}", None, timeout_s)
         answer = parsed(self._url, content)
         note_answer("GET", path, content)
         return answer
@@ -116,14 +122,24 @@ class AdminApiClient:
 
     def send(self, method: str, path: str, /, **arguments: Any) -> dict[str, Any]:
         """Send a request, and return its result. Raises InvalidInput, Unavailable."""
-        body = json.dumps(arguments).encode()
-        content = self._ask(f"{self._url}/{path}", body, ACT_TIMEOUT_S, method)
+        content = self.exchange(method, path, arguments)
         answer: dict[str, Any] = parsed(self._url, content)
         note_answer(method, path, content)
         return answer
 
+    def exchange(self, method: str, path: str, arguments: Mapping[str, Any]) -> bytes:
+        """Send a request that changes something, and return the content of its answer. Raises InvalidInput, Unavailable."""
+        return self._ask(f"{self._url}/{path}", json.dumps(arguments).encode(), ACT_TIMEOUT_S, method)
+
     def _ask(self, url: str, body: bytes | None, timeout_s: float, method: str | None = None) -> bytes:
         return ask(url, body, self._headers, timeout_s=timeout_s, method=method, tls=self._context)
+
+
+def server_of_command(url: str | None, config: Path | None) -> AdminApiClient | None:
+    """Return the admin server that ``--admin`` or a context names; None if only the settings apply. Raises ConfigError, InvalidInput."""
+    if url is None and context_of_command(url, config_given=config is not None) is None:
+        return None
+    return AdminApiClient(url, config)
 
 
 def _host(url: str) -> str:
@@ -178,17 +194,6 @@ def _token_in(context: str, file: str) -> str:
         return read_secret(f"file:{file}")
     except ValueError as error:
         raise InvalidInput(f"token_file of context {context!r}: {error}") from error
-
-
-def _trusting(ca_file: str, where: str) -> ssl.SSLContext:
-    """Return a context of TLS that trusts the authorities in a file alone. Raises InvalidInput."""
-    import ssl
-
-    from bascule.server.tls import trust
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    trust(context, Path(ca_file), f"{where}: ca_file")
-    return context
 
 
 def _owner_token(data_dir: Path) -> str:

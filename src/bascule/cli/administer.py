@@ -9,6 +9,7 @@ import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.config import ConfigOption
+from bascule.cli.lists import DescendingOption, LimitOption, ListChoice, SearchOption, SortOption, listed
 from bascule.cli.output import Format, FormatOption, cell, note, show_document, show_result, show_rows, table
 
 queues = typer.Typer(help="Show queues, and act on them.", epilog="Example:  bascule queue show orders", no_args_is_help=True)
@@ -16,7 +17,7 @@ dead_letters = typer.Typer(
     help="List and return messages that could not be delivered.", epilog="Example:  bascule dead-letters list", no_args_is_help=True
 )
 subscriptions = typer.Typer(
-    help="List and delete subscriptions of topics.", epilog="Example:  bascule subscription list", no_args_is_help=True
+    help="List, create and delete subscriptions of topics.", epilog="Example:  bascule subscription list", no_args_is_help=True
 )
 connections = typer.Typer(help="List and close connections of clients.", epilog="Example:  bascule connection list", no_args_is_help=True)
 branches = typer.Typer(
@@ -29,6 +30,9 @@ ingresses = typer.Typer(
 )
 
 QUEUE_COLUMNS = ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers")
+SUBSCRIPTION_COLUMNS = ("name", "topic", "durable", "selector", "messages", "delivering", "consumers", "unused_since_ms")
+BRANCH_COLUMNS = ("xid", "state", "since", "sent", "received", "bytes", "user")
+CONNECTION_COLUMNS = ("id", "client_id", "user", "producers", "consumers", "transactions")
 DEAD_LETTER_COLUMNS = ("message_id", "address", "queue", "reason", "deliveries", "moved_at", "bytes")
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue, or of the queue of a subscription")]
@@ -71,10 +75,19 @@ def _chosen(ids: list[str] | None) -> dict[str, str]:
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-@queues.command("list", epilog="Example:  bascule queue list --format json")
-def list_queues(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+@queues.command("list", epilog="Example:  bascule queue list --sort messages --descending --limit 10")
+def list_queues(
+    search: SearchOption = "",
+    sort: SortOption = "",
+    descending: DescendingOption = False,
+    limit: LimitOption = None,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """Show queues, and the queues of subscriptions."""
-    show_rows(AdminApiClient(admin, config).look("queues"), QUEUE_COLUMNS, output)
+    chosen = ListChoice(search, sort, descending, limit)
+    show_rows(listed(AdminApiClient(admin, config), "queues", chosen), QUEUE_COLUMNS, output)
 
 
 @queues.command("show", epilog="Example:  bascule queue show orders")
@@ -175,10 +188,40 @@ def moment(time_ms: int | None) -> str | None:
 
 
 @subscriptions.command("list", epilog="Example:  bascule subscription list")
-def list_subscriptions(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+def list_subscriptions(
+    search: SearchOption = "",
+    sort: SortOption = "",
+    descending: DescendingOption = False,
+    limit: LimitOption = None,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """Show the subscriptions of topics."""
-    columns = ("name", "topic", "durable", "selector", "messages", "delivering", "consumers", "unused_since_ms")
-    show_rows(AdminApiClient(admin, config).look("subscriptions"), columns, output)
+    chosen = ListChoice(search, sort, descending, limit)
+    show_rows(listed(AdminApiClient(admin, config), "subscriptions", chosen), SUBSCRIPTION_COLUMNS, output)
+
+
+@subscriptions.command("create", epilog="Example:  bascule subscription create prices --topic news.prices --client-id billing")
+def create_subscription(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription, as its client gives it")],
+    topic: Annotated[str, typer.Option("--topic", help="Name of the topic")],
+    client_id: Annotated[
+        str, typer.Option("--client-id", help="Client id of its client. Only a shared subscription can do without", show_default=False)
+    ] = "",
+    selector: SelectorOption = "",
+    no_local: Annotated[bool, typer.Option("--no-local", help="Leave out messages that the same client id sends")] = False,
+    shared: Annotated[bool, typer.Option("--shared", help="Several consumers share the subscription")] = False,
+    user: Annotated[str, typer.Option("--user", help="User who may use it (default: every user)", show_default=False)] = "",
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Create a durable subscription before its client connects. It keeps the messages that are sent from now on."""
+    wanted: dict[str, str | bool] = {
+        "topic": topic, "client_id": client_id, "selector": selector, "no_local": no_local, "shared": shared, "user": user,
+    }  # fmt: skip
+    _done(AdminApiClient(admin, config).act("subscriptions/create", name=name, **wanted), output)
 
 
 @subscriptions.command("delete", epilog="Example:  bascule subscription delete billing.prices --force")
@@ -194,10 +237,18 @@ def delete_subscription(
 
 
 @connections.command("list", epilog="Example:  bascule connection list")
-def list_connections(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+def list_connections(
+    search: SearchOption = "",
+    sort: SortOption = "",
+    descending: DescendingOption = False,
+    limit: LimitOption = None,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """Show the connections of clients."""
-    columns = ("id", "client_id", "user", "producers", "consumers", "transactions")
-    show_rows(AdminApiClient(admin, config).look("connections"), columns, output)
+    chosen = ListChoice(search, sort, descending, limit)
+    show_rows(listed(AdminApiClient(admin, config), "connections", chosen), CONNECTION_COLUMNS, output)
 
 
 @connections.command("close", epilog="Example:  bascule connection close 127.0.0.1:50312")
@@ -215,10 +266,18 @@ def close_connection(
 
 
 @branches.command("list", epilog="Example:  bascule branch list")
-def list_branches(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+def list_branches(
+    search: SearchOption = "",
+    sort: SortOption = "",
+    descending: DescendingOption = False,
+    limit: LimitOption = None,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """Show branches that are prepared, and branches that an administrator has ended and that are not forgotten yet."""
-    found = [{**each, "since": moment(each["since_ms"])} for each in AdminApiClient(admin, config).look("status")["branches"]]
-    show_rows(found, ("xid", "state", "since", "sent", "received", "bytes", "user"), output)
+    found = listed(AdminApiClient(admin, config), "branches", ListChoice(search, sort, descending, limit))
+    show_rows([{**each, "since": moment(each["since_ms"])} for each in found], BRANCH_COLUMNS, output)
 
 
 @branches.command("commit", epilog="Example:  bascule branch commit 1111577411:shop/0199...:broker")

@@ -9,7 +9,7 @@ import typer
 
 from bascule.cli.config import ConfigOption
 from bascule.cli.load_plan import SIZE_MIN, LoadPlan
-from bascule.cli.login import PasswordFileOption, UserOption
+from bascule.cli.login import CaFileOption, PasswordFileOption, UserOption
 from bascule.cli.messages import BrokerOption, connection_factory
 from bascule.cli.output import Format, FormatOption, line, show_document, table
 from bascule.core.build import build
@@ -54,6 +54,7 @@ def bench(
     broker: BrokerOption = None,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
+    ca_file: CaFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -70,7 +71,7 @@ def bench(
     )  # fmt: skip
     from bascule.cli.load import Load
 
-    counts = Load(connection_factory(broker, user, config, password_file), plan).run()
+    counts = Load(connection_factory(broker, user, config, password_file, ca_file), plan).run()
     show(counts, output)
     if counts.negative:
         raise typer.Exit(1)

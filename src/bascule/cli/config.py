@@ -13,6 +13,7 @@ import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.output import Format, FormatOption, as_json, line, note, show_document, show_rows
+from bascule.core.errors import InvalidInput
 
 ConfigOption = Annotated[
     Path | None,
@@ -83,9 +84,19 @@ def _change(change: dict[str, Any]) -> str:
     return f"{change['setting']} ({before} -> {after})"
 
 
-@commands.command(epilog="Example:  bascule config show --format json")
-def show(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Show every setting with its value and source; secrets are masked."""
+@commands.command(epilog="Example:  bascule config show --running --format json")
+def show(
+    running: Annotated[bool, typer.Option("--running", help="Show the settings that hold at the running broker")] = False,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show every setting with its value and source; secrets are masked. With `--running`, ask a broker, which knows no sources."""
+    if running:
+        show_rows(AdminApiClient(admin, config).look("settings"), ("setting", "value"), output)
+        return
+    if admin is not None:
+        raise InvalidInput("--admin needs --running")
     from bascule.config import load
 
     values = load(config).explain()

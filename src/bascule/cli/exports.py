@@ -22,7 +22,7 @@ from bascule.cli.definition_file import (
     missing_subscriptions,
     read_definitions,
 )
-from bascule.cli.login import PasswordFileOption, UserOption
+from bascule.cli.login import CaFileOption, PasswordFileOption, UserOption
 from bascule.cli.messages import BrokerOption, SelectorOption, connection_factory
 from bascule.cli.output import Format, FormatOption, as_json, line, note, show_result
 from bascule.core.errors import BasculeError, InvalidInput, Unavailable
@@ -149,6 +149,7 @@ def export_messages(
     broker: BrokerOption = None,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
+    ca_file: CaFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -160,7 +161,7 @@ def export_messages(
     from bascule.client import Queue
     from bascule.client.encoded import browse_encoded
 
-    with connection_factory(broker, user, config, password_file).connect() as context, new_message_file(file, queue) as writer:
+    with connection_factory(broker, user, config, password_file, ca_file).connect() as context, new_message_file(file, queue) as writer:
         for data in browse_encoded(context, Queue(queue), selector):
             writer.add(data)
     show_result({"exported": writer.count}, output)
@@ -178,6 +179,7 @@ def import_messages(
     broker: BrokerOption = None,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
+    ca_file: CaFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -196,7 +198,7 @@ def import_messages(
     if dry_run:
         show_result({"messages": head.messages, "to": queue}, output)
         return
-    sending = _Sending(file, queue, connection_factory(broker, user, config, password_file))
+    sending = _Sending(file, queue, connection_factory(broker, user, config, password_file, ca_file))
     messages = (each for each in messages_in(file) if each.line >= from_line)
     if allow_duplicates:
         for _, part in itertools.groupby(messages, _DistinctParts()):

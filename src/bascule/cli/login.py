@@ -29,6 +29,17 @@ PasswordFileOption = Annotated[
 _VISIBLE = "warning: every user of this machine can see the password in {} while the command runs; {}"
 
 
+#: Option of the commands that connect to a broker over AMQP.
+CaFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file",
+        help="Trust the certificate authorities in this PEM file (default: those of the system)",
+        show_default=False,
+    ),
+]
+
+
 def credentials(user: str | None, password_file: Path | None) -> tuple[str, str] | None:
     """Return the name and the password of the user of a command; None without ``--user``. Raises InvalidInput."""
     if user is None:

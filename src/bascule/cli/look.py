@@ -10,17 +10,17 @@ import typer
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import QueueName, SelectorOption, connections, queues
 from bascule.cli.config import ConfigOption
+from bascule.cli.lists import DescendingOption, LimitOption, ListChoice, SearchOption, SortOption, listed
 from bascule.cli.output import Format, FormatOption, as_json, line, note, show_rows
 
 topics = typer.Typer(help="List topics.", epilog="Example:  bascule topic list", no_args_is_help=True)
 
 MESSAGE_COLUMNS = ("id", "state", "message_id", "type", "body_kind", "body", "bytes")
+TOPIC_COLUMNS = ("name", "subscriptions", "messages", "consumers")
 LINK_COLUMNS = ("role", "address", "queue", "selector", "unsettled", "credit")
 FLOW_COLUMNS = ("kind", "name", "origin", "from", "to", "state", "behind", "records_per_s")
 #: Maximum characters of a body in a table; JSON shows more.
 BODY_SHOWN = 60
-#: Entries of one request.
-PART = 500
 
 MessageId = Annotated[str, typer.Argument(metavar="ID", help="Id of the message, as `queue messages` shows it")]
 
@@ -71,16 +71,18 @@ def show_message(
 
 
 @topics.command("list", epilog="Example:  bascule topic list")
-def list_topics(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+def list_topics(
+    search: SearchOption = "",
+    sort: SortOption = "",
+    descending: DescendingOption = False,
+    limit: LimitOption = None,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """Show topics with their number of subscriptions."""
-    client, rows, total = AdminApiClient(admin, config), list[dict[str, Any]](), 1
-    while len(rows) < total:
-        part = client.look("list/topics", offset=len(rows), limit=PART)
-        if not part["entries"]:
-            break
-        rows += part["entries"]
-        total = part["found"]
-    show_rows(rows, ("name", "subscriptions", "messages", "consumers"), output)
+    chosen = ListChoice(search, sort, descending, limit)
+    show_rows(listed(AdminApiClient(admin, config), "topics", chosen), TOPIC_COLUMNS, output)
 
 
 @connections.command("show", epilog="Example:  bascule connection show 127.0.0.1:50312")

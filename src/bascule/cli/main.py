@@ -16,6 +16,7 @@ from bascule import __version__
 from bascule.cli import (
     adapter,
     administer,
+    api,
     backup,
     bench,
     check,
@@ -27,6 +28,7 @@ from bascule.cli import (
     inspect,
     look,
     messages,
+    permission,
     pipelines,
     redrive,
     run,
@@ -65,6 +67,7 @@ for register in (
     look.register,
     why.register,
     user.register,
+    permission.register,
     xa.register,
     adapter.register,
     config.register,
@@ -74,6 +77,7 @@ for register in (
     completion.register,
     check.register,
     top.register,
+    api.register,
     context.register,  # last: it adds an option to the commands of the others
 ):
     register(app)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bascule.cli.config import ConfigOption
-from bascule.cli.login import PasswordFileOption, UserOption, credentials, warn_of_password
+from bascule.cli.login import CaFileOption, PasswordFileOption, UserOption, credentials, warn_of_password
 from bascule.cli.output import CsvRows, Format, FormatOption, as_json, line, note, show_result, show_rows, table
 from bascule.core.errors import InvalidInput
 from bascule.core.masking import PropertyMask
@@ -46,6 +46,10 @@ BrokerOption = Annotated[
     ),
 ]
 TopicOption = Annotated[bool, typer.Option("--topic", help="The destination is a topic, not a queue")]
+GroupIdOption = Annotated[
+    str | None, typer.Option("--group-id", help="Set JMSXGroupID: all messages of a group go to one consumer", show_default=False)
+]
+ReplyToOption = Annotated[str | None, typer.Option("--reply-to", metavar="QUEUE", help="Set JMSReplyTo to this queue", show_default=False)]
 SelectorOption = Annotated[str, typer.Option("--selector", help="Select only messages that match this JMS selector")]
 
 
@@ -63,6 +67,11 @@ def send(
         Path | None, typer.Option("--file", help="Send the content of this file as a bytes message", show_default=False)
     ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Send a text message for each line of standard input")] = False,
+    map_: Annotated[
+        str | None,
+        typer.Option("--map", metavar="JSON", help='Send a map message: {"name": {"type": "int", "value": 1}}', show_default=False),
+    ] = None,
+    no_body: Annotated[bool, typer.Option("--no-body", help="Send a message without a body")] = False,
     properties: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,30 +87,36 @@ def send(
     priority: Annotated[int, typer.Option("--priority", min=0, max=9, help="Priority (JMSPriority); 9 is the highest")] = 4,
     ttl_ms: Annotated[int, typer.Option("--ttl-ms", min=0, help="Time to live in milliseconds; 0 = for ever")] = 0,
     correlation_id: Annotated[str | None, typer.Option("--correlation-id", help="Set JMSCorrelationID", show_default=False)] = None,
-    group_id: Annotated[
-        str | None, typer.Option("--group-id", help="Set JMSXGroupID: all messages of a group go to one consumer", show_default=False)
-    ] = None,
+    group_id: GroupIdOption = None,
+    jms_type: Annotated[str | None, typer.Option("--type", help="Set JMSType", show_default=False)] = None,
+    reply_to: ReplyToOption = None,
+    delay_ms: Annotated[int, typer.Option("--delay-ms", min=0, help="Deliver the message after this time in milliseconds")] = 0,
     broker: BrokerOption = None,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
+    ca_file: CaFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Send messages to a queue or topic. Return when the broker has stored all of them."""
-    if sum((text is not None, file is not None, lines)) != 1:
-        raise InvalidInput("give one of --text, --file and --lines")
+    if sum((text is not None, file is not None, lines, map_ is not None, no_body)) != 1:
+        raise InvalidInput("give one of --text, --file, --lines, --map and --no-body")
     fields: dict[str, Any] = {
         "correlation_id": correlation_id,
         "group_id": group_id,
+        "type": jms_type,
+        "reply_to": _destination(reply_to, topic=False) if reply_to else None,
         "properties": dict(_property(each) for each in properties or ()),
     }
     from bascule.client import Message
 
-    with connection_factory(broker, user, config, password_file).connect() as context:
+    with connection_factory(broker, user, config, password_file, ca_file).connect() as context:
         producer = context.producer(
-            _destination(destination, topic), persistent=not non_persistent, priority=priority, time_to_live_s=ttl_ms / 1000
-        )
-        sent = producer.send_many(Message(body, **fields) for body in _bodies(text, file) for _ in range(count))
+            _destination(destination, topic=topic), persistent=not non_persistent, priority=priority, time_to_live_s=ttl_ms / 1000,
+            delivery_delay_s=delay_ms / 1000,
+        )  # fmt: skip
+        bodies = [None] if no_body else [_map(map_)] if map_ is not None else _bodies(text, file)
+        sent = producer.send_many(Message(body, **fields) for body in bodies for _ in range(count))
     show_result({"sent": sent}, output)
 
 
@@ -115,6 +130,7 @@ def receive(
     broker: BrokerOption = None,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
+    ca_file: CaFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -128,8 +144,10 @@ def receive(
     mask = _mask(config)
     page: list[Message] = []
     taken = 0
-    with connection_factory(broker, user, config, password_file).connect(Acknowledge.CLIENT) as context:
-        consumer = context.consumer(_destination(destination, topic), selector=selector, prefetch=AHEAD if follow else min(AHEAD, count))
+    with connection_factory(broker, user, config, password_file, ca_file).connect(Acknowledge.CLIENT) as context:
+        consumer = context.consumer(
+            _destination(destination, topic=topic), selector=selector, prefetch=AHEAD if follow else min(AHEAD, count)
+        )
         while follow or taken < count:
             if not follow:
                 consumer.prefetch = min(AHEAD, count - taken)  # not more than requested
@@ -155,6 +173,7 @@ def browse(
     broker: BrokerOption = None,
     user: UserOption = None,
     password_file: PasswordFileOption = None,
+    ca_file: CaFileOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -162,12 +181,14 @@ def browse(
     from bascule.client import Queue
 
     mask = _mask(config)
-    with connection_factory(broker, user, config, password_file).connect() as context:
+    with connection_factory(broker, user, config, password_file, ca_file).connect() as context:
         there = context.browse(Queue(destination), selector=selector)
         _shower(output)(_row(message, mask) for message in itertools.islice(there, count))
 
 
-def connection_factory(broker: str | None, user: str | None, config: Path | None, password_file: Path | None) -> ConnectionFactory:
+def connection_factory(
+    broker: str | None, user: str | None, config: Path | None, password_file: Path | None, ca_file: Path | None
+) -> ConnectionFactory:
     """Return the factory for connections to a broker: to ``broker``, or to the broker in the settings. Raises InvalidInput."""
     from bascule.client import ConnectionFactory
 
@@ -178,19 +199,23 @@ def connection_factory(broker: str | None, user: str | None, config: Path | None
         settings = load(config).settings.broker
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         broker = f"{settings.url_scheme}://{host}:{settings.port}"
-        if settings.tls.certificate is not None:
+        if settings.tls.certificate is not None and ca_file is None:
             from bascule.server.tls import client_context
 
             tls = client_context(settings.tls.certificate, "broker.tls")
     else:
         warn_of_password(broker)
+    if ca_file is not None:
+        from bascule.server.tls import authorities_context
+
+        tls = authorities_context(ca_file, "--ca-file")
     login = credentials(user, password_file)
     if login is None:
         return ConnectionFactory(broker, tls=tls)
     return ConnectionFactory(broker, user=login[0], password=login[1], tls=tls)
 
 
-def _destination(name: str, topic: bool) -> Queue | Topic:
+def _destination(name: str, *, topic: bool) -> Queue | Topic:
     from bascule.client import Queue, Topic
 
     return Topic(name) if topic else Queue(name)
@@ -207,6 +232,13 @@ def _bodies(text: str | None, file: Path | None) -> Iterator[str | bytes]:
     else:
         for each in sys.stdin:
             yield each.rstrip("\n")
+
+
+def _map(text: str) -> dict[str, Any]:
+    """Return the body of a map message. Raises InvalidInput."""
+    from bascule.jms.record import map_from_json
+
+    return map_from_json(text.encode())
 
 
 def _property(text: str) -> tuple[str, Any]:

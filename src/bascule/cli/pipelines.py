@@ -83,7 +83,7 @@ def _show_command(kind: str) -> Callable[..., None]:
         found = AdminApiClient(admin, config).look(_path(kind, name))
         if found["definition"] is None and output is not Format.JSON:
             note(f"no driver has reported the {kind} yet")
-        settings = [(name, cell(value)) for name, value in (found["definition"] or {}).items()]
+        settings = [(name, cell(value)) for name, value in (found["definition"] or found["config"] or {}).items()]
         origin = "file" if found["revision"] is None else f"{found['origin']}, revision {found['revision']}"
         rows = [("name", found["name"]), ("defined in", origin), *settings]
         show_document(found, output, partial(table, (kind, ""), rows))

@@ -16,6 +16,7 @@ import typer
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, as_json, cell, line, note, printable, show_document
+from bascule.core.durations import Durations
 from bascule.core.errors import InvalidInput, Unavailable
 
 #: Counters of the status whose growth is shown, by the text.
@@ -27,6 +28,10 @@ RATES: Final = {
     "expired": "messages_expired",
     "dead-lettered": "messages_dead_lettered",
 }
+#: Shares of the messages whose latency is shown, by name.
+QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
+#: Fields of a pipeline in its row, after its kind and name.
+PIPELINE_FIELDS: Final = ("state", "lag", "records_per_s", "latency_p50_s", "latency_p99_s")
 #: Columns by which the queues are sorted, in the order of the key `s`.
 SORTS: Final = ("messages", "delivering", "bytes", "consumers", "delayed", "name")
 #: Lines of a screen without queues: head, rates, memory, titles, and room for the cursor.
@@ -119,11 +124,19 @@ def rates_between(before: TopSample, now: TopSample) -> dict[str, float]:
     return {name: round(max(0.0, new.get(field, 0) - old.get(field, 0)) / elapsed_s, 1) for name, field in RATES.items()}
 
 
+def send_latency_between(before: TopSample, now: TopSample) -> dict[str, float | None]:
+    """Return the quantiles of the time in ms in which persistent messages were accepted between two samples; None without messages."""
+    old, new = (Durations(tuple(each["bounds_s"]), tuple(each["counts"])) for each in (before.overview["sends"], now.overview["sends"]))
+    between = new.since(old) or new  # a broker that was restarted begins to count at zero
+    return {name: None if (value := between.quantile(share)) is None else round(value * 1000, 2) for name, share in QUANTILES.items()}
+
+
 def _print(before: TopSample, now: TopSample, sort: str, output: Format, *, interactive: bool) -> None:
     overview = now.overview
     document = {
         "bridge": overview["bridge"], "state": overview["state"], "reason": overview["reason"], "time_ms": overview["time_ms"],
-        "per_s": rates_between(before, now), "sums": overview["sums"], "connections": overview["gauges"].get("connections", 0),
+        "per_s": rates_between(before, now), "send_ms": send_latency_between(before, now), "sums": overview["sums"],
+        "connections": overview["gauges"].get("connections", 0),
         "dead_letters": overview["dead_letters"], "memory": overview["memory"], "queues": now.queues, "pipelines": now.pipelines,
     }  # fmt: skip
     if output is Format.JSON:
@@ -139,15 +152,25 @@ def _draw(document: Mapping[str, Any], sort: str, *, interactive: bool) -> None:
     lines = [
         f"{document['bridge']}: {document['state']}{why}, {moment}, {document['connections']:,} connections, "
         f"{sums['consumers']:,} consumers, {document['dead_letters']:,} dead letters",
-        "per second: " + ", ".join(f"{name} {value:,.1f}" for name, value in document["per_s"].items()),
+        "per second: " + ", ".join(f"{name} {value:,.1f}" for name, value in document["per_s"].items()) + _latency(document["send_ms"]),
         f"messages: {sums['messages']:,} waiting, {sums['delivering']:,} in delivery, {sums['delayed']:,} delayed" + _memory(memory),
         "",
         *_columns(("queue", "messages", "delivering", "delayed", "bytes", "consumers"), [_queue(each) for each in document["queues"]]),
     ]
     if document["pipelines"]:
         shown = sorted(document["pipelines"], key=lambda each: each["lag"] or 0, reverse=True)[:PIPELINES_MAX]
-        rows = [(f"{each['kind']} {each['name']}", each["state"], each["lag"], each["records_per_s"]) for each in shown]
-        lines += ["", *_columns(("pipeline", "state", "lag", "records/s"), rows)]
+        rows = [
+            (
+                f"{each['kind']} {each['name']}",
+                each["state"],
+                each["lag"],
+                each["records_per_s"],
+                each["latency_p50_s"],
+                each["latency_p99_s"],
+            )
+            for each in shown
+        ]
+        lines += ["", *_columns(("pipeline", "state", "lag", "records/s", "p50 s", "p99 s"), rows)]
     if interactive:
         size = shutil.get_terminal_size()
         sys.stdout.write(CLEAR)
@@ -157,6 +180,12 @@ def _draw(document: Mapping[str, Any], sort: str, *, interactive: bool) -> None:
         lines.append("")
     for each in lines:
         line(printable(each))
+
+
+def _latency(send_ms: Mapping[str, float | None]) -> str:
+    if None in send_ms.values():
+        return ""
+    return "; accepted in ms: " + ", ".join(f"{name} {value:,.1f}" for name, value in send_ms.items())
 
 
 def _memory(memory: Mapping[str, Any] | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from bascule.cli.admin import AdminApiClient, AdminOption, server_of_command
 from bascule.cli.administer import moment
 from bascule.cli.config import ConfigOption
 from bascule.cli.kafka_access import with_own_access
@@ -18,6 +20,7 @@ from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
 from bascule.cli.output import CsvRows, Format, FormatOption, as_json, line, note, printable, show_document, table
 from bascule.cli.progress import progress
 from bascule.cli.times import time_of_option
+from bascule.core.errors import InvalidInput
 from bascule.core.times import TIME_FORMS
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ LIMIT: Final = 10_000_000
 LOOK_S: Final = 2.0
 #: The interval is longer if a look takes long: the pause is at least this many times as long as the look.
 LOOK_PAUSES: Final = 4.0
+#: Timeout, in seconds, of a search of the broker, which ends after 20 seconds and may wait for Kafka as long again.
+LIFE_TIMEOUT_S: Final = 60.0
 #: Columns of events in CSV.
 EVENT_FIELDS: Final = ("time_ms", "offset", "what", "message", "queue", "detail")
 
@@ -43,6 +48,7 @@ def register(app: typer.Typer) -> None:
 def why(
     message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="JMSMessageID of the message, with or without `ID:`")],
     config: ConfigOption = None,
+    admin: AdminOption = None,
     since: Annotated[
         str,
         typer.Option(
@@ -57,8 +63,17 @@ def why(
     log_level: LogLevelOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what happened to a message, and what is not recorded. Exit with 1 if no message is found."""
+    """Show what happened to a message, and what is not recorded. Exit with 1 if no message is found.
+
+    With `--admin`, or a context, the broker searches, and needs the role `edit`. Otherwise the command reads Kafka itself.
+    """
     since_ms = time_of_option("--since", since) if since else None
+    client = server_of_command(admin, config)
+    if client is not None:
+        if follow:
+            raise InvalidInput("--follow reads Kafka itself; give --config, and no --admin and no context")
+        _ask(client, message_id, since_ms, output)
+        return
     settings = with_own_access(settings_with_log(config, log_format, log_level))
     from bascule.core.masking import PropertyMask
     from bascule.pipelines.defined_specs import with_defined
@@ -77,6 +92,15 @@ def why(
         story = question.story()
     show_story(story, output, followed=follow)
     if not story.life.messages and not story.life.branches:
+        raise typer.Exit(1)
+
+
+def _ask(client: AdminApiClient, message_id: str, since_ms: int | None, output: Format) -> None:
+    """Print what the broker finds. Raises InvalidInput, Unavailable."""
+    last_s = max(1, math.ceil(time.time() - since_ms / 1000)) if since_ms is not None else 0
+    said = client.look_within(LIFE_TIMEOUT_S, "messages/life", id=message_id, last_s=last_s)
+    show_document(said, output, partial(_show, said, events=True))
+    if not said["messages"] and not said["branches"]:
         raise typer.Exit(1)
 
 
@@ -135,7 +159,8 @@ def show_story(story: MessageStory, output: Format, *, followed: bool) -> None:
     if output is Format.JSON and followed:
         line(as_json(story.as_dict()))
     elif output is not Format.CSV or not followed:
-        show_document(story.as_dict(), output, partial(_show, story, events=not followed))
+        said = story.as_dict()
+        show_document(said, output, partial(_show, said, events=not followed))
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -148,9 +173,10 @@ def _line(story: MessageStory, event: LifeEvent) -> str:
     return "  ".join(word for word in words if word)
 
 
-def _show(story: MessageStory, *, events: bool) -> None:
-    said = story.as_dict()
-    line(f"{printable(said['id'])}: {len(said['messages'])} messages in journal {story.journal}, offsets {story.start} to {story.position}")
+def _show(said: dict[str, Any], *, events: bool) -> None:
+    journal = said["journal"]
+    place = f"journal {journal['topic']}, offsets {journal['from']} to {journal['to']}"
+    line(f"{printable(said['id'])}: {len(said['messages'])} messages in {place}")
     if events and said["events"]:
         rows = (
             (_time(each["time_ms"]), *(each[name] for name in ("offset", "what", "message", "queue", "detail"))) for each in said["events"]

@@ -46,6 +46,23 @@ class Durations:
             sum_s += each
         return Durations(self.bounds_s, tuple(counts), sum_s)
 
+    def since(self, earlier: Durations) -> Durations | None:
+        """Return the durations that were added since an earlier state with the same bounds; None if they were not only added."""
+        counts = tuple(now - before for now, before in zip(self.counts, earlier.counts, strict=True))
+        return Durations(self.bounds_s, counts, self.sum_s - earlier.sum_s) if min(counts) >= 0 else None
+
+    def quantile(self, share: float) -> float | None:
+        """Return a duration in seconds that this share of the durations does not exceed; None if there are none.
+
+        As in Prometheus, the durations between two bounds count as evenly spread, and those beyond the last bound as the last bound.
+        """
+        rank, passed, lower = share * sum(self.counts), 0, 0.0
+        for upper, count in zip(self.bounds_s, self.counts, strict=False):
+            if count and passed + count >= rank:
+                return lower + (upper - lower) * (rank - passed) / count
+            passed, lower = passed + count, upper
+        return lower if self.counts[-1] else None
+
     def plus(self, other: Durations) -> Durations:
         """Return these durations and those of a histogram with the same bounds."""
         return Durations(self.bounds_s, tuple(map(sum, zip(self.counts, other.counts, strict=True))), self.sum_s + other.sum_s)

@@ -18,6 +18,7 @@ from bascule.kafka.history import StableEnds
 from bascule.pipelines.defined_positions import DefinedPositions
 from bascule.pipelines.definitions import DefinedPipelines
 from bascule.pipelines.holds import NOTES, Holds
+from bascule.pipelines.latency import IntervalLatencies
 from bascule.pipelines.positions import IDLE_TIMEOUT_S
 from bascule.pipelines.queries import Query, RestartCounts
 from bascule.pipelines.redrive import RedriveJobs
@@ -97,6 +98,7 @@ class DriverControl:
         self._stale: set[str] = set()
         self._deleted: set[str] = set()
         self._counted: dict[str, tuple[int, float, str]] = {}
+        self._latencies = IntervalLatencies()
         self._writing: list[Future[int]] = []
         self._metrics = metrics
         self._lineage = lineage
@@ -264,6 +266,7 @@ class DriverControl:
         query = self._queries.get(self._query_of(name))
         sources = tuple((at.topic, at.partition, at.offset, ends.get((at.topic, at.partition))) for at in positions)
         known = all(end is not None for *_, end in sources)
+        latency = self._latencies.since_last(name, self._query_of(name), positions)
         return PipelineReport(
             self._states[name], self._driver, now_ms, definition_of(self._specs[name]),
             group=spec.group if isinstance(spec := self._specs[name], DivertSpec) else "",
@@ -278,6 +281,7 @@ class DriverControl:
             offsets_error=self._holds.moves.refusal(name, self._moved[name]),
             revision=self._definitions.revision(name),
             definition_id=self._definitions.id_of(name),
+            latency_p50_s=latency.p50_s, latency_p99_s=latency.p99_s,
         )  # fmt: skip
 
     def _report_of_unstarted(self, name: str, now_ms: int) -> PipelineReport:

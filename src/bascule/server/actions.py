@@ -172,7 +172,10 @@ async def _move(node: Node, _by: Principal, name: str, to: str, selector: str, i
 
 
 async def _return(node: Node, principal: Principal, queue: str, selector: str, ids: str) -> Answer:
-    name = queue or node.settings.broker.dead_letter_address
+    configured = node.settings.broker.dead_letter_address
+    name = queue or configured
+    if name == configured and name not in node.engine.addresses.anycast:
+        return {"returned": 0, "left": {}}  # no message was a dead letter yet
 
     def check(origin: BrokerQueue) -> None:
         principal.authorize(Permission.SEND, origin.address)

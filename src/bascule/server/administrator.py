@@ -81,9 +81,15 @@ class Administrator:
         return await in_turns(connection_status, self._node.connections, CONNECTIONS_PER_TURN)
 
     async def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
-        """Return the first ``count`` messages of a queue, "" for the configured queue. Raises UnknownAddress, Unavailable."""
+        """Return the first ``count`` messages of a queue, "" for the configured queue. Raises UnknownAddress, Unavailable.
+
+        The configured queue does not exist before the first dead letter.
+        """
         engine = self._engine()
-        found, place = queue_named(engine, self._dead_letters(queue)), FRONT
+        configured = self._node.settings.broker.dead_letter_address
+        if queue in ("", configured) and configured not in engine.addresses.anycast:
+            return []
+        found, place = queue_named(engine, queue or configured), FRONT
         described: list[dict[str, Any]] = []
         while len(described) < count and (waiting := found.after(place, min(MESSAGES_PER_TURN, count - len(described)))):
             left = TURN_STEPS
@@ -107,9 +113,6 @@ class Administrator:
     def contain(self, error: Exception, path: str) -> None:
         """Count and log an error that concerns one request only."""
         self._node.errors.contain(ErrorKind.REQUEST, error, path=path)
-
-    def _dead_letters(self, queue: str) -> str:
-        return queue or self._node.settings.broker.dead_letter_address
 
     def _engine(self) -> Engine:
         engine = self._node.loaded_engine

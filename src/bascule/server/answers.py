@@ -27,10 +27,14 @@ class ErrorAnswer(TypedDict):
 
 
 class PartAnswer(TypedDict):
-    """A part of a list: ``found`` is the number of entries that the search finds, ``total`` that of all."""
+    """A part of a list: ``found`` is the number of entries that the search finds, ``total`` that of all.
+
+    ``serving``: the broker serves clients. The lists of a standby are empty.
+    """
 
     found: int
     total: int
+    serving: bool
 
 
 class QueuesPart(PartAnswer):
@@ -101,10 +105,15 @@ class QueueSums(TypedDict):
 
 
 class SendSums(TypedDict):
-    """Persistent messages accepted outside of transactions since the process began, and the time that their senders waited."""
+    """Persistent messages accepted outside of transactions since the process began, and the time that their senders waited.
+
+    ``counts`` has the number of messages for each upper bound of ``bounds_s``, not cumulative, and one for longer times.
+    """
 
     count: int
     seconds: float
+    bounds_s: list[float]
+    counts: list[int]
 
 
 class OverviewAnswer(TypedDict):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from bascule.broker.branches import listed
 from bascule.broker.engine import Engine
+from bascule.broker.send_times import BOUNDS_S, SendTimes
 from bascule.config.load import masked_values
 from bascule.core.destination import ADDRESS_MAX
 from bascule.core.errors import InvalidInput, Unavailable
@@ -17,7 +18,7 @@ from bascule.server import browsing
 from bascule.server.actions import queue_named
 from bascule.server.admin_access import AdminRole
 from bascule.server.definitions import definitions
-from bascule.server.in_turns import beside, in_turns
+from bascule.server.in_turns import ENTRIES_PER_TURN, beside, in_turns
 from bascule.server.links import ConsumerLink, ProducerLink
 from bascule.server.listing import ListColumns, PartRequest, check_known, part_of
 from bascule.server.message_life import message_life
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from bascule.broker.queue import BrokerQueue
     from bascule.server.node import Node
 
+T = TypeVar("T")
 Parameters = Mapping[str, str]
 #: Connections that one turn of the event loop describes; each may have thousands of links.
 CONNECTIONS_PER_TURN: Final = 5
@@ -67,16 +69,24 @@ CONNECTION_COLUMNS: Final = ListColumns(
 BRANCH_COLUMNS: Final = ListColumns(("xid", "state", "since_ms", "sent", "received", "bytes", "user"), ("xid", "user"))
 
 
+async def _part(
+    node: Node, describe: Callable[[T], Mapping[str, Any]], entries: Iterable[T], request: PartRequest, columns: ListColumns,
+    per_turn: int = ENTRIES_PER_TURN,
+) -> object:  # fmt: skip
+    serving = node.serving
+    return {**await part_of(describe, entries, request, columns, per_turn), "serving": serving}
+
+
 async def _queues(node: Node, parameters: Parameters) -> object:
     request = PartRequest.of(parameters, QUEUE_COLUMNS)
-    return await part_of(queue_status, _all_queues(node), request, QUEUE_COLUMNS)
+    return await _part(node, queue_status, _all_queues(node), request, QUEUE_COLUMNS)
 
 
 async def _subscriptions(node: Node, parameters: Parameters) -> object:
     request = PartRequest.of(parameters, SUBSCRIPTION_COLUMNS)
     engine = node.loaded_engine
     found = () if engine is None else engine.addresses.subscriptions.values()
-    return await part_of(subscription_status, found, request, SUBSCRIPTION_COLUMNS)
+    return await _part(node, subscription_status, found, request, SUBSCRIPTION_COLUMNS)
 
 
 async def _topics(node: Node, parameters: Parameters) -> object:
@@ -98,18 +108,18 @@ async def _topics(node: Node, parameters: Parameters) -> object:
         add(each.name)
     if engine is not None:
         await in_turns(count, engine.addresses.subscriptions.values())
-    return await part_of(dict, topics.values(), request, TOPIC_COLUMNS)
+    return await _part(node, dict, topics.values(), request, TOPIC_COLUMNS)
 
 
 async def _connections(node: Node, parameters: Parameters) -> object:
     request = PartRequest.of(parameters, CONNECTION_COLUMNS)
-    return await part_of(connection_status, node.connections, request, CONNECTION_COLUMNS, CONNECTIONS_PER_TURN)
+    return await _part(node, connection_status, node.connections, request, CONNECTION_COLUMNS, CONNECTIONS_PER_TURN)
 
 
 async def _branches(node: Node, parameters: Parameters) -> object:
     request = PartRequest.of(parameters, BRANCH_COLUMNS)
     engine = node.loaded_engine
-    return await part_of(branch_status, () if engine is None else listed(engine), request, BRANCH_COLUMNS)
+    return await _part(node, branch_status, () if engine is None else listed(engine), request, BRANCH_COLUMNS)
 
 
 async def _links(node: Node, parameters: Parameters) -> object:
@@ -164,10 +174,14 @@ async def overview(node: Node, parameters: Parameters) -> object:
         status["gauges"] = {**status["gauges"], "queues": queues}
     dead_letters = _depth(node.loaded_engine, node.settings.broker.dead_letter_address)
     return {
-        **status, "sums": sums, "sends": {"count": node.send_times.count, "seconds": node.send_times.sum_s},
+        **status, "sums": sums, "sends": _sends(node.send_times),
         "dead_letters": dead_letters, "dead_letter_address": node.settings.broker.dead_letter_address,
         "expiry_address": node.settings.broker.expiry_address, "time_ms": time.time_ns() // 1_000_000,
     }  # fmt: skip
+
+
+def _sends(times: SendTimes) -> dict[str, Any]:
+    return {"count": times.count, "seconds": times.sum_s, "bounds_s": BOUNDS_S, "counts": times.counts}
 
 
 def _depth(engine: Engine | None, name: str) -> int:
@@ -215,6 +229,16 @@ def _of_queue(answer: Callable[[Node, BrokerQueue, Parameters], Awaitable[object
     return look
 
 
+async def _messages(node: Node, parameters: Parameters) -> object:
+    """Return a page of messages. The dead-letter queue has none before the first dead letter, which creates it."""
+    configured = node.settings.broker.dead_letter_address
+    if node.serving and parameters.get("queue", "") in ("", configured) and configured not in node.engine.addresses.anycast:
+        return {"queue": configured, "messages": [], "next": "", "looked_at": 0}
+    return await _messages_of_queue(node, parameters)
+
+
+_messages_of_queue: Final = _of_queue(browsing.messages)
+
 #: Looks by path of the request.
 LOOKS: Final[dict[str, Look]] = {
     "overview": Look(overview),
@@ -227,7 +251,7 @@ LOOKS: Final[dict[str, Look]] = {
     "connections/links": Look(_links),
     "settings": Look(_settings, AdminRole.MANAGE),
     "permissions": Look(_permissions, AdminRole.MANAGE),
-    "messages": Look(_of_queue(browsing.messages), AdminRole.EDIT, content=True),
+    "messages": Look(_messages, AdminRole.EDIT, content=True),
     "messages/show": Look(_of_queue(browsing.message_in_detail), AdminRole.EDIT, content=True),
     "messages/body": Look(_of_queue(browsing.message_body), AdminRole.EDIT, content=True),
     "messages/life": Look(message_life, AdminRole.EDIT, content=True, long=True),

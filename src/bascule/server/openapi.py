@@ -21,6 +21,7 @@ from bascule.server.actions import ACTIONS, AdminAction
 from bascule.server.admin_app import AdminPage
 from bascule.server.answers import ErrorAnswer
 from bascule.server.in_turns import beside
+from bascule.server.operation_commands import COMMANDS
 from bascule.server.operations import OPERATIONS, Operation
 from bascule.server.schemas import Schema, SchemaCollection
 
@@ -114,6 +115,8 @@ def _operation(page: AdminPage, path: str, files: Sequence[str], operation: Oper
         "tags": [path.split("/")[1] or "console"],
         "description": f"Needs the role `{page.role.word}`." if page.role is not None else "Needs no role.",
     }
+    if (command := COMMANDS.get((page.method, path))) is not None:
+        found["x-bascule-command"] = f"bascule {command}"
     if parameters:
         found["parameters"] = parameters
     body = _body(action, operation)

@@ -20,6 +20,13 @@ def client_context(certificate: Path, where: str) -> ssl.SSLContext:
     return context
 
 
+def authorities_context(file: Path, where: str) -> ssl.SSLContext:
+    """Return a context for a client that trusts the authorities in a PEM file alone. ``where`` names its option. Raises InvalidInput."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trust(context, file, where)
+    return context
+
+
 def trust(context: ssl.SSLContext, file: Path, key: str) -> None:
     """Trust the certificates in a PEM file. ``key`` is its setting. Raises InvalidInput."""
     check_readable(file, key)

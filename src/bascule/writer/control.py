@@ -151,6 +151,9 @@ class PipelineReport:
     offsets_error: str = ""
     revision: int = 0
     definition_id: str = ""
+    #: Time from a message or source record until its commit in Kafka since the last report; None if nothing was carried.
+    latency_p50_s: float | None = None
+    latency_p99_s: float | None = None
 
     def is_of(self, definition: PipelineDefinition | None) -> bool:
         """Return whether the driver ran the pipeline by a definition, and not by an earlier one of the same name."""
@@ -176,7 +179,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "running": (bool,),
     **dict.fromkeys(("definition", "settings", "redrives"), (dict,)),
     **dict.fromkeys(("lag", "after"), (int, type(None))),
-    "records_per_s": (int, float, type(None)),
+    **dict.fromkeys(("records_per_s", "latency_p50_s", "latency_p99_s"), (int, float, type(None))),
 }
 #: Fields that are enumerations.
 _ENUMS: Final[Mapping[tuple[type, str], type[enum.StrEnum]]] = {(Wish, "state"): WantedState, (PipelineReport, "state"): PipelineState}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.conftest import Bascule
-from tests.unit.cli.test_administer import Broker, broker  # noqa: F401 - a fixture
+from tests.unit.cli.test_administer import Broker, broker, part  # noqa: F401 - a fixture
 
 COMMANDS = (("queue", "list"), ("config", "reload"), ("check", "alive"), ("top", "--once"))
 
@@ -86,7 +86,7 @@ def test_token_goes_to_another_machine_in_clear_if_the_settings_accept_the_risk(
 
 
 def test_address_of_all_interfaces_is_this_machine(broker: Broker, bascule: Bascule) -> None:
-    broker.answers["/queues"] = (200, [])
+    broker.answers["/list/queues"] = (200, part())
     Path("bascule.toml").write_text(f"[admin]\nhost = '0.0.0.0'\nport = {broker.server_address[1]}\ntoken = 'hush'\n")
     assert bascule("queue", "list").returncode == 0
     assert broker.token == "Bearer hush"
@@ -118,6 +118,6 @@ def test_name_with_a_colon_is_no_user_of_http(broker: Broker, bascule: Bascule, 
 
 @pytest.mark.parametrize("content", ["NaN", '[{"messages": Infinity}]', "[" * 100_000, "<html>", ""])
 def test_answer_that_is_not_json_is_refused(content: str, broker: Broker, bascule: Bascule) -> None:
-    broker.answers["/queues"] = (200, content)
+    broker.answers["/list/queues"] = (200, content)
     done = bascule("queue", "list", "--admin", broker.url)
     assert (done.returncode, "its answer is not JSON" in done.stderr) == (2, True)

@@ -43,6 +43,11 @@ DEAD = {
 }  # fmt: skip
 
 
+def part(*entries: dict[str, Any], found: int | None = None) -> dict[str, Any]:
+    """Return a part of a list."""
+    return {"entries": list(entries), "found": len(entries) if found is None else found, "total": len(entries), "serving": True}
+
+
 class Broker(HTTPServer):
     """An admin server that keeps its requests."""
 
@@ -115,11 +120,15 @@ ACTIONS = [
     (["queue", "move", "q", "r"], "/queues/move", {"name": "q", "to": "r", "selector": ""}),
     (["queue", "delete", "q", "--force"], "/queues/delete", {"name": "q", "force": True}),
     (["dead-letters", "return", "--queue", "d"], "/dead-letters/return", {"queue": "d", "selector": ""}),
+    (
+        ["subscription", "create", "s", "--topic", "t", "--client-id", "c", "--no-local", "--user", "ann"], "/subscriptions/create",
+        {"name": "s", "topic": "t", "client_id": "c", "selector": "", "no_local": True, "shared": False, "user": "ann"},
+    ),
     (["subscription", "delete", "s"], "/subscriptions/delete", {"name": "s", "force": False}),
     (["connection", "close", "c"], "/connections/close", {"id": "c"}),
     *((["branch", what, XID], f"/branches/{what}", {"xid": XID}) for what in ("commit", "rollback", "forget")),
     (["ingress", "reset"], "/ingress/reset", {}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "path", "content"), ACTIONS, ids=lambda value: value if isinstance(value, str) else "")
@@ -173,7 +182,7 @@ def test_error_text_of_the_broker_is_the_error_of_the_command(
 
 def test_command_sends_admin_token_from_settings(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("bascule.toml").write_text(f"[admin]\nport = {broker.server_address[1]}\ntoken = 'hush'\n")
-    broker.answers["/queues"] = (200, [])
+    broker.answers["/list/queues"] = (200, part())
     assert run(monkeypatch, "queue", "list") == 0
     assert broker.token == "Bearer hush"
 
@@ -182,8 +191,8 @@ def test_administrative_output_is_a_table_or_json(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker.answers |= {
-        "/queues": (200, [QUEUE]), "/subscriptions": (200, []), "/connections": (200, []), "/dead-letters": (200, [DEAD]),
-        "/status": (200, STATUS),
+        "/list/queues": (200, part(QUEUE)), "/list/subscriptions": (200, part()), "/list/connections": (200, part()),
+        "/dead-letters": (200, [DEAD]), "/list/branches": (200, part(BRANCH)), "/status": (200, STATUS),
     }  # fmt: skip
 
     def shown(*arguments: str) -> str:
@@ -216,7 +225,7 @@ def test_administrative_output_is_a_table_or_json(
 
 def test_user_in_the_url_logs_in_with_the_password_of_the_environment(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASCULE_PASSWORD", "a:secret")
-    broker.answers["/queues"] = 200, []
+    broker.answers["/list/queues"] = 200, part()
     assert run(monkeypatch, "queue", "list", "--admin", broker.url.replace("//", "//ann%40shop@")) == 0
     assert broker.token == "Basic " + base64.b64encode(b"ann@shop:a:secret").decode()
 
@@ -242,7 +251,7 @@ def test_password_is_neither_sent_unencrypted_nor_taken_from_the_command_line(
 
 
 def test_command_of_the_owner_sends_token_of_data_directory(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broker.answers["/queues"] = 200, []
+    broker.answers["/list/queues"] = 200, part()
     monkeypatch.setenv("BASCULE_EMBEDDED__DATA_DIR", str(tmp_path))
     (tmp_path / "admin.token").write_text("owner-token")
     assert run(monkeypatch, "queue", "list", "--admin", broker.url) == 0

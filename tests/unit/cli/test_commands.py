@@ -202,7 +202,7 @@ def test_password_of_a_user_comes_from_the_file_then_the_environment(tmp_path: P
         (["browse", "q", "--user", "ann", "--password-file", "nowhere"], 2, "--password-file: nowhere: No such file or directory"),
         (["browse", "q", "--user", "ann:a", "--password-file", "p"], 2, "--user has a password, and --password-file is given"),
         (["browse", "q", "--user", ":a"], 2, "--user must begin with the name of a user"),
-        (["send", "q"], 2, "give one of --text, --file and --lines"),
+        (["send", "q"], 2, "give one of --text, --file, --lines, --map and --no-body"),
         (["send", "q", "--text", "a", "--property", "n:int=x"], 2, "--property 'n:int=x': 'x' is not of type int"),
         (["send", "q", "--text", "a", "--property", "n"], 2, "--property 'n': must be NAME=VALUE or NAME:TYPE=VALUE"),
         (["broker"], 2, "kafka.bootstrap_servers is not set"),

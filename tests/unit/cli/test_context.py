@@ -17,7 +17,7 @@ import typer
 from bascule.cli.contexts import contexts_path
 from bascule.cli.main import app
 from tests.unit.cli.conftest import Bascule
-from tests.unit.cli.test_administer import Broker, broker  # noqa: F401 - a fixture
+from tests.unit.cli.test_administer import Broker, broker, part  # noqa: F401 - a fixture
 from tests.unit.cli.test_commands import commands
 
 
@@ -29,7 +29,7 @@ def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def served(broker: Broker) -> Broker:
-    broker.answers["/queues"] = (200, [])
+    broker.answers["/list/queues"] = (200, part())
     return broker
 
 

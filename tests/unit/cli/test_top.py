@@ -13,17 +13,25 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from bascule.cli.top import TopSample, _keys, rates_between
+from bascule.cli.top import TopSample, _keys, rates_between, send_latency_between
 from bascule.server.answers import OverviewAnswer
 from tests.unit.cli.conftest import Bascule
-from tests.unit.cli.test_administer import QUEUE, STATUS, Broker, broker  # noqa: F401 - a fixture
+from tests.unit.cli.test_administer import QUEUE, STATUS, Broker, broker, part  # noqa: F401 - a fixture
 
 OVERVIEW: dict[str, Any] = {
     **STATUS, "dead_letters": 3, "time_ms": 1769846400000,
     "sums": {"messages": 3, "bytes": 30, "delivering": 1, "delayed": 0, "consumers": 1},
-    "sends": {"count": 0, "seconds": 0.0},
+    "sends": {"count": 0, "seconds": 0.0, "bounds_s": [0.001, 0.01], "counts": [0, 0, 0]},
 }  # fmt: skip
-DIVERT = {"kind": "divert", "name": "orders", "state": "running", "lag": 1234, "records_per_s": 5.5}
+DIVERT = {
+    "kind": "divert",
+    "name": "orders",
+    "state": "running",
+    "lag": 1234,
+    "records_per_s": 5.5,
+    "latency_p50_s": 0.02,
+    "latency_p99_s": None,
+}
 
 
 @pytest.fixture
@@ -43,7 +51,8 @@ def test_one_screen_has_rates_queues_and_pipelines_without_control_characters(se
     assert "memory 1.8 %, producers are blocked: too much" in done.stdout
     assert done.stdout.splitlines()[4].split() == ["queue", "messages", "delivering", "delayed", "bytes", "consumers"]
     assert done.stdout.splitlines()[5].split() == [r"a\u001b[2Jb", "3", "1", "0", "30", "1"]
-    assert "divert orders  running  1,234        5.5" in done.stdout
+    assert "divert orders  running  1,234        5.5   0.02      -" in done.stdout
+    assert "accepted in ms" not in done.stdout, "no message was sent"
     assert "\x1b" not in done.stdout
 
 
@@ -65,6 +74,20 @@ def test_broker_that_cannot_ask_its_pipelines_still_has_figures(served: Broker, 
 def test_rates_are_the_growth_of_the_counters_and_never_negative(new: int, rate: float) -> None:
     before, now = (TopSample(at_s, {"counters": {"messages_in": count}}, [], []) for at_s, count in ((0.0, 10), (2.0, new)))
     assert rates_between(before, now)["in"] == rate
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ([5, 0, 0], [5, 0, 0], {"p50": None, "p99": None}),
+        ([5, 0, 0], [15, 0, 0], {"p50": 0.5, "p99": 0.99}),
+        ([5, 0, 0], [5, 10, 1], {"p50": 5.95, "p99": 10.0}),
+        ([5, 9, 9], [2, 0, 0], {"p50": 0.5, "p99": 0.99}),  # the broker has started again
+    ],
+)  # fmt: skip
+def test_latency_is_that_of_the_messages_between_two_samples(old: list[int], new: list[int], wanted: dict[str, float | None]) -> None:
+    before, now = (TopSample(0.0, {"sends": {"bounds_s": [0.001, 0.01], "counts": counts}}, [], []) for counts in (old, new))
+    assert send_latency_between(before, now) == wanted
 
 
 def test_unknown_column_is_refused(bascule: Bascule) -> None:
@@ -126,7 +149,7 @@ def test_answer_of_another_server_is_an_error_without_the_extra_of_the_broker(
 def test_defect_of_the_command_shows_as_a_defect(served: Broker, bascule: Bascule, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = {**dict.fromkeys(get_type_hints(OverviewAnswer), ""), **OVERVIEW, "dead_letter_address": "DLQ", "expiry_address": "Expiry"}
     served.answers["/overview"] = (200, whole)
-    served.answers["/list/queues"] = (200, {"found": 0, "total": 0, "entries": []})
+    served.answers["/list/queues"] = (200, part())
     served.answers |= {"/diverts": (200, []), "/ingresses": (200, [])}
     monkeypatch.setattr("bascule.cli.top.rates_between", lambda before, now: before["no field"])
     with pytest.raises(TypeError):

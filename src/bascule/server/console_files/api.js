@@ -1,5 +1,7 @@
 // Requests to the admin server. Every other client uses the same paths.
 
+import { CONSOLE, isRequest } from "./requests.js";
+
 const HEADERS = { "x-bascule-console": "1" };
 const ROLES = ["view", "edit", "manage"];
 
@@ -12,10 +14,11 @@ export class Refused extends Error {
   }
 }
 
-async function ask(path, options) {
+async function ask(request, names, query, options) {
   let answer;
+  const address = addressOf(request, query, names);
   try {
-    answer = await fetch(path, { ...options, headers: { ...HEADERS, ...options.headers }, credentials: "same-origin", cache: "no-store" });
+    answer = await fetch(address, { method: request.method, ...options, headers: { ...HEADERS, ...options.headers }, credentials: "same-origin", cache: "no-store" });
   } catch {
     throw new Refused(0, "the broker does not answer");
   }
@@ -34,32 +37,36 @@ async function ask(path, options) {
   throw new Refused(answer.status, content?.error ?? `the broker answered ${answer.status}`);
 }
 
-export function get(path, parameters = {}, signal = undefined) {
+// The address of a request of requests.js. `names` are those in its path.
+export function addressOf(request, parameters = {}, names = {}) {
+  if (!isRequest(request)) throw new TypeError("a request that requests.js does not have");
   const query = new URLSearchParams(parameters).toString();
-  return ask(`/${path}${query ? `?${query}` : ""}`, { method: "GET", signal });
+  return `${request.with(names)}${query ? `?${query}` : ""}`;
 }
 
-export function change(method, path, content = {}, headers = {}) {
+// Sends a request that changes nothing.
+export function look(request, parameters = {}, { names = {}, signal = undefined } = {}) {
+  return ask(request, names, parameters, { signal });
+}
+
+// Sends a request that changes something.
+export function act(request, content = {}, { names = {}, headers = {} } = {}) {
   const given = session.csrf ? { "x-csrf-token": session.csrf, ...headers } : headers;
-  return ask(`/${path}`, { method, headers: { "content-type": "application/json", ...given }, body: JSON.stringify(content) });
-}
-
-export function post(path, content = {}, headers = {}) {
-  return change("POST", path, content, headers);
+  return ask(request, names, {}, { headers: { "content-type": "application/json", ...given }, body: JSON.stringify(content) });
 }
 
 export async function refreshSession() {
-  Object.assign(session, await get("console/session"));
+  Object.assign(session, await look(CONSOLE.session));
 }
 
 export async function logIn(user, password) {
   const bytes = new TextEncoder().encode(`${user}:${password}`);
   const authorization = user ? `Basic ${btoa(String.fromCharCode(...bytes))}` : `Bearer ${password}`;
-  Object.assign(session, await post("console/login", {}, { authorization }));
+  Object.assign(session, await act(CONSOLE.logIn, {}, { headers: { authorization } }));
 }
 
 export async function logOut() {
-  await post("console/logout");
+  await act(CONSOLE.logOut);
   session.name = session.role = null;
 }
 

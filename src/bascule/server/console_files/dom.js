@@ -50,6 +50,12 @@ export function bytes(value) {
   return `${index ? value.toFixed(1) : value} ${units[index]}`;
 }
 
+// The quantiles of a latency in seconds, null without records.
+export function latency({ latency_p50_s: half, latency_p99_s: most }) {
+  const shown = (seconds) => (seconds < 1 ? `${number(Math.round(seconds * 1000))} ms` : `${number(seconds)} s`);
+  return half === null || most === null ? "" : `${shown(half)} / ${shown(most)}`;
+}
+
 export function moment(ms) {
   if (!ms) return "";
   const date = new Date(ms);

@@ -1,8 +1,9 @@
 // A page of messages with boxes to choose some of them.
 
-import { get } from "./api.js";
+import { look } from "./api.js";
 import { h, link, moment, number } from "./dom.js";
 import { shortBody } from "./message-view.js";
+import { MESSAGES } from "./requests.js";
 
 const COUNT = 50;
 const LONG = new Set(["Message id", "Body"]);
@@ -42,7 +43,7 @@ export function messageList(parameters, extra = []) {
       every.checked = false;
     }
     try {
-      const page = await get("messages", { ...parameters, count: COUNT, after });
+      const page = await look(MESSAGES.list, { ...parameters, count: COUNT, after });
       const rows = page.messages.map(row);
       if (again) body.replaceChildren(...rows);
       else body.append(...rows);

@@ -1,8 +1,9 @@
 // One connection with its links.
 
-import { get, may, post } from "./api.js";
+import { act, look, may } from "./api.js";
 import { attempt, confirmed } from "./dialogs.js";
 import { address, facts, h, link, number } from "./dom.js";
+import { CONNECTIONS } from "./requests.js";
 import { grid } from "./table.js";
 
 const TITLES = ["Role", "Address", "Queue", "Selector", "Unsettled", "Credit"];
@@ -19,9 +20,9 @@ export default {
     const element = h("div", {});
     const close = async () => {
       if (!(await confirmed(`Close ${id}`, "The client may connect again. Its unsettled messages are redelivered.", "Close"))) return;
-      if (await attempt(() => post("connections/close", { id }), (answer) => `closed ${answer.closed}`)) location.hash = address("connections");
+      if (await attempt(() => act(CONNECTIONS.close, { id }), (answer) => `closed ${answer.closed}`)) location.hash = address("connections");
     };
-    get("connections/links", { id }).then((found) => element.replaceChildren(
+    look(CONNECTIONS.links, { id }).then((found) => element.replaceChildren(
       may("manage") ? h("div", { class: "bar" }, h("button", { class: "danger", onclick: close }, "Close")) : "",
       facts([["Address", found.id], ["Client id", found.client_id], ["User", found.user], ["Log-in", found.mechanism],
         ["Producers", number(found.producers)], ["Consumers", number(found.consumers)], ["Transactions", number(found.transactions)]]),

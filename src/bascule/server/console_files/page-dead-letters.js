@@ -1,18 +1,19 @@
 // Messages that could not be delivered, with their cause.
 
-import { get, post } from "./api.js";
+import { act, look } from "./api.js";
 import { attempt, confirmed } from "./dialogs.js";
 import { h, link, moment, number } from "./dom.js";
 import { live } from "./live.js";
 import { messageActions } from "./message-actions.js";
 import { messageList } from "./message-list.js";
+import { DEAD_LETTERS } from "./requests.js";
 import { grid } from "./table.js";
 
 const COUNTED = 1000;
 
 // The causes of the first dead letters, with their numbers.
 async function causes(queue) {
-  const letters = await get("dead-letters", { queue, count: COUNTED });
+  const letters = await look(DEAD_LETTERS.list, { queue, count: COUNTED });
   const counts = new Map();
   for (const each of letters) {
     const key = JSON.stringify([each.reason ?? "no reason given", each.queue ?? each.address ?? ""]);
@@ -45,7 +46,7 @@ export default {
     };
     const all = async () => {
       if (!(await confirmed("Return all dead letters", `Returns all messages of ${queue} to the queues they came from.`, "Return all"))) return;
-      await attempt(() => post("dead-letters/return", { queue }), (answer) => `returned ${answer.returned}`);
+      await attempt(() => act(DEAD_LETTERS.return, { queue }), (answer) => `returned ${answer.returned}`);
       load();
     };
     load();

@@ -1,7 +1,8 @@
 // What happened to a message: its events, where it is now, and what is not recorded.
 
-import { get } from "./api.js";
+import { look } from "./api.js";
 import { address, h, moment } from "./dom.js";
+import { MESSAGES } from "./requests.js";
 import { grid } from "./table.js";
 
 const HOUR_S = 3_600;
@@ -48,7 +49,7 @@ export default {
       asking.abort();  // the broker ends a search whose client leaves
       const { signal } = asking = new AbortController();
       answer.replaceChildren(h("p", { class: "muted" }, "Searching…"));
-      get("messages/life", { id, last_s: period }, signal).then((life) => signal.aborted || answer.replaceChildren(...drawn(life)))
+      look(MESSAGES.life, { id, last_s: period }, { signal }).then((life) => signal.aborted || answer.replaceChildren(...drawn(life)))
         .catch((error) => signal.aborted || answer.replaceChildren(h("p", { class: "error" }, error.message)));
     };
     const go = (event) => {

@@ -1,15 +1,16 @@
 // One message: headers, properties, body, origin.
 
-import { get } from "./api.js";
+import { addressOf, look } from "./api.js";
 import { address, facts, h, link, moment } from "./dom.js";
 import { messageActions } from "./message-actions.js";
 import { bodyView, headersView, typed } from "./message-view.js";
+import { MESSAGES } from "./requests.js";
 
 function drawn(message, queue, id) {
   const back = () => { location.hash = address("messages", { queue }); };
   const properties = Object.entries(message.properties).map(([name, each]) => ({ name, ...each }));
   const { origin } = message;
-  const body = `/messages/body?${new URLSearchParams({ queue, id })}`;
+  const body = addressOf(MESSAGES.body, { queue, id });
   return [
     h("div", { class: "bar" }, link("messages", { queue }, h("span", { class: "button" }, "All messages")), messageActions(queue, () => [id], back),
       message.message_id ? link("life", { id: message.message_id }, h("span", { class: "button" }, "What happened")) : null,
@@ -30,7 +31,7 @@ export default {
   hidden: true,
   render({ queue = "", id = "" }) {
     const element = h("div");
-    get("messages/show", { queue, id }).then((message) => element.replaceChildren(...drawn(message, queue, id)))
+    look(MESSAGES.show, { queue, id }).then((message) => element.replaceChildren(...drawn(message, queue, id)))
       .catch((error) => element.replaceChildren(h("p", { class: "error" }, error.message)));
     return { element };
   },

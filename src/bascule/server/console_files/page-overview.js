@@ -25,7 +25,7 @@ function drawn() {
     h("div", { class: "charts" },
       chart("Messages a second", ["in", "out", "acknowledged"], points.map((p) => [p.ms, p.rates.in, p.rates.out, p.rates.acknowledged]), perSecond),
       chart("Depth", ["waiting", "in delivery", "delayed"], points.map((p) => [p.ms, p.sums.messages, p.sums.delivering, p.sums.delayed]), number),
-      chart("Latency: a persistent message until it is accepted", ["mean"], points.map((p) => [p.ms, p.sendMs]), milliseconds),
+      chart("Latency: a persistent message until it is accepted", ["p50", "p99"], points.map((p) => [p.ms, ...p.sendMs]), milliseconds),
       chart("Memory", ["used"], points.map((p) => [p.ms, p.memory ? p.memory.used_bytes : null]), bytes),
       chart("Answer time of the admin server", ["answer"], points.map((p) => [p.ms, p.answerMs]), milliseconds),
       chart("On the way to the journal", ["bytes"], points.map((p) => [p.ms, p.inFlight]), bytes),

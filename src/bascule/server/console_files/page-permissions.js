@@ -1,8 +1,9 @@
 // The permissions as they hold, and the decision for a user.
 
-import { get } from "./api.js";
+import { look } from "./api.js";
 import { toast } from "./dialogs.js";
 import { h } from "./dom.js";
+import { BROKER } from "./requests.js";
 
 function rules(found) {
   if (!found.length) return h("p", {}, "There are no rules, so every client may do everything.");
@@ -16,7 +17,7 @@ export default {
   role: "manage",
   render() {
     const element = h("div");
-    get("permissions").then((answer) => {
+    look(BROKER.permissions).then((answer) => {
       const user = h("input", { name: "user" });
       const permission = h("select", { name: "permission" }, answer.permissions.map((each) => h("option", { value: each }, each)));
       const place = h("input", { name: "address", required: true });
@@ -24,7 +25,7 @@ export default {
       const ask = async (event) => {
         event.preventDefault();
         try {
-          const { decision } = await get("permissions", { user: user.value, permission: permission.value, address: place.value });
+          const { decision } = await look(BROKER.permissions, { user: user.value, permission: permission.value, address: place.value });
           result.className = decision.allowed ? "well" : "error";
           result.textContent = `${decision.allowed ? "allowed" : "denied"}: ${decision.reason}`;
         } catch (error) {

@@ -1,9 +1,10 @@
 // One divert or ingress: its definition, its positions, and what an administrator can do.
 
-import { get, may } from "./api.js";
+import { look, may } from "./api.js";
 import { asked } from "./dialogs.js";
-import { facts, h, moment, number } from "./dom.js";
-import { deletePipeline, movePosition, pathOf, stateOf, verbs } from "./pipeline-verbs.js";
+import { facts, h, latency, moment, number } from "./dom.js";
+import { deletePipeline, movePosition, stateOf, verbs } from "./pipeline-verbs.js";
+import { PIPELINES } from "./requests.js";
 import { grid } from "./table.js";
 
 const REFRESH_MS = 3000;
@@ -51,6 +52,7 @@ export default {
         facts([
           ["Name", status.name], ["Kind", status.kind], ["State", stateOf(status)], ["Wanted by", status.wanted_by],
           ["Group", status.group], ["Behind", number(status.lag)], ["Records/s", number(status.records_per_s)],
+          ["Latency p50 / p99", latency(status)],
           ["Restarts", number(status.restarts)], ["Last error", status.error], ["At", moment(status.error_at_ms)],
           ["Driver", status.driver], ["Reported", moment(status.reported_at_ms)],
         ]),
@@ -60,9 +62,9 @@ export default {
     };
     const load = async () => {
       clearTimeout(timer);
-      const path = pathOf(collection, name);
       try {
-        show(await Promise.all([get(`${path}/status`), get(path)]));
+        const { show: definition, status } = PIPELINES[collection];
+        show(await Promise.all([look(status, {}, { names: { name } }), look(definition, {}, { names: { name } })]));
       } catch (error) {
         element.replaceChildren(h("p", { class: "error" }, error.message));
       }

@@ -1,10 +1,11 @@
 // Diverts and ingresses: the flow of messages, and the state of each pipeline.
 
-import { get, may } from "./api.js";
+import { look, may } from "./api.js";
 import { asked } from "./dialogs.js";
 import { h, link } from "./dom.js";
 import { drawing } from "./flow-drawing.js";
 import { createPipeline, pipelineTable } from "./pipeline-verbs.js";
+import { BROKER, PIPELINES } from "./requests.js";
 
 const REFRESH_MS = 3000;
 const KINDS = [["diverts", "Diverts"], ["ingresses", "Ingresses"]];
@@ -36,7 +37,7 @@ export default {
     let before = null;
     const draw = async () => {
       try {
-        const now = await get("flow");
+        const now = await look(BROKER.flow);
         const about = "Records a second and lag are those of the last report of the driver. A dashed frame: defined at run time.";
         flow.replaceChildren(drawing(now, before, REFRESH_MS), h("p", { class: "muted" }, about),
           now.trouble ? h("p", { class: "error" }, `States, and pipelines that are defined at run time, are missing: ${now.trouble}`) : "");
@@ -47,7 +48,7 @@ export default {
     };
     const list = async () => {
       try {
-        const found = await Promise.all(KINDS.map(([collection]) => get(collection)));
+        const found = await Promise.all(KINDS.map(([collection]) => look(PIPELINES[collection].list)));
         tables.replaceChildren(...KINDS.flatMap(([collection, title], index) => [h("h2", {}, title), pipelineTable(collection, found[index], load)]));
       } catch (error) {
         tables.replaceChildren(failure(error));

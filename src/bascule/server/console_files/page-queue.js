@@ -1,8 +1,9 @@
 // One queue: state, consumers, settings of its address, and actions.
 
-import { get, may, post } from "./api.js";
+import { act, look, may } from "./api.js";
 import { asked, attempt, confirmed } from "./dialogs.js";
 import { address, bytes, facts, h, link, number } from "./dom.js";
+import { QUEUES } from "./requests.js";
 import { grid } from "./table.js";
 
 const REFRESH_MS = 3000;
@@ -12,21 +13,21 @@ function actions(queue, reload) {
   const count = number(queue.messages + queue.delayed);
   const purge = async () => {
     if (!(await confirmed(`Purge ${name}`, `Deletes ${count} messages. This cannot be undone.`, "Purge", name))) return;
-    await attempt(() => post("queues/purge", { name }), (answer) => `purged ${answer.purged} messages`);
+    await attempt(() => act(QUEUES.purge, { name }), (answer) => `purged ${answer.purged} messages`);
     reload();
   };
   const move = async () => {
     const given = await asked(`Move the messages of ${name}`,
       [{ name: "to", label: "Target queue", attributes: { required: true } }, { name: "selector", label: "Selector, empty for all" }], "Move");
     if (!given) return;
-    await attempt(() => post("queues/move", { name, ...given }), (answer) => `moved ${answer.moved} messages`);
+    await attempt(() => act(QUEUES.move, { name, ...given }), (answer) => `moved ${answer.moved} messages`);
     reload();
   };
   const remove = async () => {
     const subscription = queue.routing === "multicast";
     if (!(await confirmed(`Delete ${name}`, `Deletes the queue and its ${count} messages. This cannot be undone.`, "Delete", name))) return;
-    const path = subscription ? "subscriptions/delete" : "queues/delete";
-    if (await attempt(() => post(path, { name, force: true }), () => `deleted ${name}`)) location.hash = address("queues");
+    const request = subscription ? QUEUES.deleteSubscription : QUEUES.delete;
+    if (await attempt(() => act(request, { name, force: true }), () => `deleted ${name}`)) location.hash = address("queues");
   };
   return h("div", { class: "bar" },
     may("edit") ? [
@@ -65,7 +66,7 @@ export default {
     const load = async () => {
       clearTimeout(timer);
       try {
-        const queue = await get("queues", { name });
+        const queue = await look(QUEUES.show, { name });
         if (over) return;
         const state = JSON.stringify([queue.messages, queue.delayed]);
         if (state !== bar) head.replaceChildren(actions(queue, load));

@@ -1,8 +1,9 @@
 // All queues, and the queues of subscriptions.
 
-import { may, post } from "./api.js";
+import { act, may } from "./api.js";
 import { asked, attempt } from "./dialogs.js";
 import { bytes, h, link } from "./dom.js";
+import { LISTS, QUEUES } from "./requests.js";
 import { pagedTable } from "./table.js";
 
 export default {
@@ -10,10 +11,10 @@ export default {
   render(parameters) {
     const create = async () => {
       const given = await asked("Create a queue", [{ name: "name", label: "Name", attributes: { required: true } }], "Create");
-      if (given) await attempt(() => post("queues/create", given), (answer) => `created ${answer.created}`);
+      if (given) await attempt(() => act(QUEUES.create, given), (answer) => `created ${answer.created}`);
       table.reload();
     };
-    const table = pagedTable("list/queues", [
+    const table = pagedTable(LISTS.queues, [
       { key: "name", title: "Name", long: true, cell: (row) => link("queue", { name: row.name }, row.name) },
       { key: "address", title: "Address", long: true },
       { key: "routing", title: "Routing" },

@@ -1,8 +1,9 @@
 // Sends a message; with `queue` and `id`, a message of a queue is the draft.
 
-import { get, post } from "./api.js";
+import { act, look } from "./api.js";
 import { attempt, toast } from "./dialogs.js";
 import { h } from "./dom.js";
+import { MESSAGES } from "./requests.js";
 
 const TYPES = ["string", "boolean", "byte", "short", "int", "long", "float", "double"];
 const KINDS = { text: "Text", bytes: "Bytes, in base64", map: 'Map, as JSON: {"name": {"type": "int", "value": 1}}', message: "No body" };
@@ -69,7 +70,7 @@ export default {
     const input = (title, attributes) => h("label", {}, title, h("input", { autocomplete: "off", ...attributes }));
     const send = async (event) => {
       event.preventDefault();
-      await attempt(() => post("messages/send", given(form, properties)), (answer) => `sent ${answer.sent}`);
+      await attempt(() => act(MESSAGES.send, given(form, properties)), (answer) => `sent ${answer.sent}`);
     };
     const form = h("form", { class: "card form", onsubmit: send },
       input("Queue or topic", { name: "to", value: to, required: true }),
@@ -86,7 +87,7 @@ export default {
         h("label", { class: "check" }, h("input", { type: "checkbox", name: "persistent", checked: true }), "Persistent")),
       h("button", { class: "primary" }, "Send"));
     if (id) {
-      get("messages/show", { queue, id }).then((message) => draft(form, properties, message)).catch((error) => toast(error.message, true));
+      look(MESSAGES.show, { queue, id }).then((message) => draft(form, properties, message)).catch((error) => toast(error.message, true));
     }
     return { element: form };
   },

@@ -1,7 +1,8 @@
 // The settings of this broker as they hold; secrets are masked.
 
-import { get } from "./api.js";
-import { h } from "./dom.js";
+import { look } from "./api.js";
+import { h, link } from "./dom.js";
+import { BROKER } from "./requests.js";
 
 export default {
   title: "Settings",
@@ -16,8 +17,9 @@ export default {
         .map((row) => h("tr", {}, h("td", {}, h("code", {}, row.setting)), h("td", {}, row.value))));
     };
     filter.addEventListener("input", show);
-    get("settings").then((found) => { rows = found; show(); }).catch((error) => body.replaceChildren(h("tr", {}, h("td", { class: "error" }, error.message))));
-    return { element: h("div", {}, h("div", { class: "bar" }, filter), h("div", { class: "scroll" }, h("table", {},
+    look(BROKER.settings).then((found) => { rows = found; show(); }).catch((error) => body.replaceChildren(h("tr", {}, h("td", { class: "error" }, error.message))));
+    const more = h("p", {}, "Diverts and ingresses that are defined at run time are no settings: see ", link("pipelines", {}, "Pipelines"), ".");
+    return { element: h("div", {}, more, h("div", { class: "bar" }, filter), h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Setting"), h("th", { scope: "col" }, "Value"))), body))) };
   },
 };

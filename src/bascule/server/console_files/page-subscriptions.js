@@ -1,12 +1,13 @@
 // Subscriptions of topics.
 
 import { link, moment } from "./dom.js";
+import { LISTS } from "./requests.js";
 import { pagedTable } from "./table.js";
 
 export default {
   title: "Subscriptions",
   render(parameters) {
-    return pagedTable("list/subscriptions", [
+    return pagedTable(LISTS.subscriptions, [
       { key: "name", title: "Name", long: true, cell: (row) => link("queue", { name: row.name }, row.name) },
       { key: "topic", title: "Topic", long: true },
       { title: "Selector", long: true, cell: (row) => row.selector },

@@ -1,8 +1,9 @@
 // Branches of distributed transactions in doubt, with what each end would do.
 
-import { may, post } from "./api.js";
+import { act, may } from "./api.js";
 import { attempt, confirmed } from "./dialogs.js";
 import { bytes, h, moment, number } from "./dom.js";
+import { BRANCHES, LISTS } from "./requests.js";
 import { pagedTable } from "./table.js";
 
 const ENDS = {
@@ -17,12 +18,12 @@ export default {
     const end = (row, action) => async () => {
       const text = `${ENDS[action](row)}. Its manager does not decide any more: other resources may have the other outcome.`;
       if (!(await confirmed(`${action} ${row.xid}`, text, action, action))) return;
-      await attempt(() => post(`branches/${action}`, { xid: row.xid }), () => `${action}: ${row.xid}`);
+      await attempt(() => act(BRANCHES[action], { xid: row.xid }), () => `${action}: ${row.xid}`);
       table.reload();
     };
     const actions = (row) => (row.state === "prepared" ? ["commit", "rollback"] : ["forget"])
       .map((action) => h("button", { class: "danger", title: ENDS[action](row), onclick: end(row, action) }, action));
-    const table = pagedTable("list/branches", [
+    const table = pagedTable(LISTS.branches, [
       { key: "xid", title: "Branch", long: true },
       { key: "state", title: "State" },
       { key: "since_ms", title: "Since", cell: (row) => moment(row.since_ms) },

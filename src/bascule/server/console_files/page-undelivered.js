@@ -1,8 +1,9 @@
 // Records that diverts and ingresses could not carry, and what has become of requests to carry them again.
 
-import { get, may, post } from "./api.js";
+import { act, look, may } from "./api.js";
 import { attempt, confirmed } from "./dialogs.js";
 import { h, moment, number } from "./dom.js";
+import { REDRIVE } from "./requests.js";
 import { grid } from "./table.js";
 
 const COUNT = 100;
@@ -30,7 +31,7 @@ export default {
       const count = places.length ? `${places.length} dead letters` : `all dead letters${pipeline ? ` of ${pipeline}` : ""} that wait`;
       if (!(await confirmed(`${verb} ${count}`, meaning, verb, word))) return;
       const meant = places.length ? { places } : pipeline ? { pipeline } : { all: true };
-      await attempt(() => post(`redrive/${verb}`, { ...meant, upto, ...(word ? { confirm: true } : {}) }), (answer) => `the driver has the request ${answer.job}`);
+      await attempt(() => act(REDRIVE[verb], { ...meant, upto, ...(word ? { confirm: true } : {}) }), (answer) => `the driver has the request ${answer.job}`);
       load();
     };
     const row = (each) => {
@@ -45,7 +46,7 @@ export default {
     const load = async () => {
       chosen.clear();
       try {
-        const [found, known] = await Promise.all([get("redrive/letters", { count: COUNT, ...(pipeline ? { pipeline } : {}), ...(from ? { from } : {}) }), get("redrive/jobs")]);
+        const [found, known] = await Promise.all([look(REDRIVE.letters, { count: COUNT, ...(pipeline ? { pipeline } : {}), ...(from ? { from } : {}) }), look(REDRIVE.jobs)]);
         upto = found.upto;
         list.replaceChildren(found.letters.length ? grid(["", "Place", "Pipeline", "Source", "Reason", "Time", "Redrives"], found.letters.map(row))
           : h("p", { class: "muted" }, found.complete ? "No dead letters wait." : "None found yet."),

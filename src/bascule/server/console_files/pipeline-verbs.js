@@ -1,35 +1,31 @@
 // The state of pipelines, and the acts of an administrator on them.
 
-import { change, may, post } from "./api.js";
+import { act, may } from "./api.js";
 import { attempt, confirmed } from "./dialogs.js";
-import { h, link, number } from "./dom.js";
+import { h, latency, link, number } from "./dom.js";
+import { PIPELINES } from "./requests.js";
 import { grid } from "./table.js";
 
-// Each verb: its method, and what it means. A stop and a restart are asked for first.
+// Each verb, and what it means. A stop and a restart are asked for first.
 const VERBS = {
-  pause: ["PUT", "The pipeline carries nothing until it is resumed. The others continue."],
-  resume: ["PUT", "The pipeline continues at its position."],
-  stop: ["PUT", "The task of the pipeline ends. Its position can be moved then."],
-  restart: ["POST", "The task of the pipeline ends and starts again at its position."],
+  pause: "The pipeline carries nothing until it is resumed. The others continue.",
+  resume: "The pipeline continues at its position.",
+  stop: "The task of the pipeline ends. Its position can be moved then.",
+  restart: "The task of the pipeline ends and starts again at its position.",
 };
 const ASKED = ["stop", "restart"];
 // The verbs that change something, by what is wanted of a pipeline.
 const USEFUL = { running: ["pause", "stop", "restart"], paused: ["resume", "stop"], stopped: ["resume", "pause"], deleted: [] };
 
-export function pathOf(collection, name) {
-  return `${collection}/${encodeURIComponent(name)}`;
-}
-
 export function verbs(collection, pipeline, done) {
   if (!may("manage")) return [];
-  const act = (verb) => async () => {
-    const [method, meaning] = VERBS[verb];
-    if (ASKED.includes(verb) && !(await confirmed(`${verb} ${pipeline.name}`, meaning, verb))) return;
-    await attempt(() => change(method, `${pathOf(collection, pipeline.name)}/${verb}`), () => `${verb}: ${pipeline.name}`);
+  const run = (verb) => async () => {
+    if (ASKED.includes(verb) && !(await confirmed(`${verb} ${pipeline.name}`, VERBS[verb], verb))) return;
+    await attempt(() => act(PIPELINES[collection][verb], {}, { names: { name: pipeline.name } }), () => `${verb}: ${pipeline.name}`);
     done();
   };
   return USEFUL[pipeline.wanted].map((verb) =>
-    h("button", { class: ASKED.includes(verb) ? "danger" : null, title: VERBS[verb][1], onclick: act(verb) }, verb));
+    h("button", { class: ASKED.includes(verb) ? "danger" : null, title: VERBS[verb], onclick: run(verb) }, verb));
 }
 
 export function stateOf(pipeline) {
@@ -38,22 +34,23 @@ export function stateOf(pipeline) {
 
 export function pipelineTable(collection, pipelines, done) {
   if (!pipelines.length) return h("p", { class: "muted" }, "There are none.");
-  const titles = ["Name", "State", "Defined", "Behind", "Records/s", "Restarts", "Last error", ""];
+  const titles = ["Name", "State", "Defined", "Behind", "Records/s", "Latency p50 / p99", "Restarts", "Last error", ""];
   return grid(titles, pipelines.map((each) => [
     link("pipeline", { collection, name: each.name }, each.name), stateOf(each), each.origin === "file" ? "in the file" : "at run time",
-    number(each.lag), number(each.records_per_s), number(each.restarts), each.error, verbs(collection, each, done),
+    number(each.lag), number(each.records_per_s), latency(each), number(each.restarts), each.error, verbs(collection, each, done),
   ]));
 }
 
 // Asks for a plan, shows what it skips and repeats, and confirms exactly this plan. Without a target, the plan is a reset to the start.
 export async function movePosition(collection, name, target) {
-  const path = `${pathOf(collection, name)}/offsets`;
-  const plan = await attempt(() => (target ? change("PATCH", path, target) : change("DELETE", path)), (answer) => `${answer.moves.length} positions would move`);
+  const { move, reset } = PIPELINES[collection];
+  const names = { name };
+  const plan = await attempt(() => (target ? act(move, target, { names }) : act(reset, {}, { names })), (answer) => `${answer.moves.length} positions would move`);
   if (!plan?.token) return;
   const lines = plan.moves.map((each) => `${each.topic} ${each.partition}: from ${each.offset} to ${each.to}, skips ${number(each.skipped)}, repeats ${number(each.repeated)}`);
   const text = `${lines.join("; ")}.${plan.discards ? " Messages that nothing else has would be LOST." : ""}`;
   if (!(await confirmed(`Move the position of ${name}`, text, "Move", plan.discards ? "discard" : ""))) return;
-  await attempt(() => change("PATCH", path, { token: plan.token, discard: plan.discards }), () => `the driver moves the position of ${name}`);
+  await attempt(() => act(move, { token: plan.token, discard: plan.discards }, { names }), () => `the driver moves the position of ${name}`);
 }
 
 export async function deletePipeline(collection, name) {
@@ -61,9 +58,9 @@ export async function deletePipeline(collection, name) {
     ? "The divert stops, and its position is forgotten. Messages that only this divert wanted and that it has not carried are LOST."
     : "The pipeline stops, and its positions are forgotten. Records that it has not carried stay in their topic.";
   if (!(await confirmed(`Delete ${name}`, text, "Delete", name))) return;
-  await attempt(() => change("DELETE", pathOf(collection, name)), () => `deleted ${name}`);
+  await attempt(() => act(PIPELINES[collection].delete, {}, { names: { name } }), () => `deleted ${name}`);
 }
 
 export async function createPipeline(collection, name, config) {
-  await attempt(() => post(collection, { name, config }), () => `created ${name}`);
+  await attempt(() => act(PIPELINES[collection].create, { name, config }), () => `created ${name}`);
 }

@@ -1,6 +1,6 @@
 // Tables: of given cells, and of rows that the server searches, sorts and cuts.
 
-import { get } from "./api.js";
+import { look } from "./api.js";
 import { h, number } from "./dom.js";
 
 const LIMIT = 50;
@@ -14,8 +14,8 @@ export function grid(titles, rows) {
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, index) => h("td", { "data-title": titles[index] }, cell)))))));
 }
 
-// `columns` are {key, title, cell(row), numeric, long}. Returns the element and a function that ends the refreshing.
-export function pagedTable(path, columns, state, options = {}) {
+// `request` is a list of requests.js, `columns` are {key, title, cell(row), numeric, long}. Returns the element and a function that ends the refreshing.
+export function pagedTable(request, columns, state, options = {}) {
   const view = { search: state.search ?? "", sort: options.sort ?? columns[0].key, order: options.order ?? "ascending", offset: 0 };
   const body = h("tbody");
   const info = h("span", { class: "muted", role: "status" });
@@ -59,7 +59,7 @@ export function pagedTable(path, columns, state, options = {}) {
     clearTimeout(timer);
     const mine = ++asked;
     try {
-      const part = await get(path, { search: view.search, sort: view.sort, order: view.order, offset: view.offset, limit: LIMIT });
+      const part = await look(request, { search: view.search, sort: view.sort, order: view.order, offset: view.offset, limit: LIMIT });
       if (mine === asked && !over) show(part);
     } catch (error) {
       info.textContent = error.message;
@@ -79,7 +79,8 @@ export function pagedTable(path, columns, state, options = {}) {
     });
     const last = view.offset + part.entries.length;
     const range = part.entries.length ? `${number(view.offset + 1)}–${number(last)} of ${number(part.found)}` : "none";
-    info.textContent = part.found === part.total ? range : `${range} found, ${number(part.total)} in all`;
+    if (!part.serving) info.textContent = "This broker does not serve clients. The active broker has the list.";
+    else info.textContent = part.found === part.total ? range : `${range} found, ${number(part.total)} in all`;
     previous.disabled = view.offset === 0;
     next.disabled = last >= part.found;
   }

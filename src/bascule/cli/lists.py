@@ -1,0 +1,47 @@
+"""Lists that the broker searches, sorts and cuts: the options of the commands that print them, and their requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+
+from bascule.cli.admin import AdminApiClient
+from bascule.core.errors import Unavailable
+
+#: Entries of one request.
+PART: Final = 500
+
+SearchOption = Annotated[str, typer.Option("--search", help="Show only entries that contain this text", show_default=False)]
+SortOption = Annotated[str, typer.Option("--sort", metavar="COLUMN", help="Sort by this column of `-o wide`", show_default=False)]
+DescendingOption = Annotated[bool, typer.Option("--descending", help="Show the largest values of the column first")]
+LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Show at most N entries (default: all)", show_default=False)]
+
+
+class ListChoice(NamedTuple):
+    """What the options of a command choose of a list: all of it by default."""
+
+    search: str = ""
+    sort: str = ""
+    descending: bool = False
+    limit: int | None = None
+
+
+def listed(client: AdminApiClient, name: str, chosen: ListChoice) -> list[dict[str, Any]]:
+    """Return entries of a list of the broker. Raises InvalidInput, and Unavailable also if it is a standby, whose lists are empty.
+
+    A list of more than 500 entries takes several requests: if an entry is deleted meanwhile, another one may be missing.
+    """
+    options = {"search": chosen.search, "sort": chosen.sort, "order": "descending" if chosen.descending else ""}
+    given = {option: value for option, value in options.items() if value}
+    rows: list[dict[str, Any]] = []
+    wanted = chosen.limit or PART
+    while len(rows) < wanted:
+        part = client.look(f"list/{name}", offset=len(rows), limit=min(PART, wanted - len(rows)), **given)
+        if not part["serving"] and not part["total"]:
+            raise Unavailable(f"the broker does not serve clients, so it has no {name}; ask the active broker")
+        rows += part["entries"]
+        wanted = min(chosen.limit or part["found"], part["found"])
+        if not part["entries"]:
+            break
+    return rows
