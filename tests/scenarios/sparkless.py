@@ -86,7 +86,7 @@ class Job:
 
 def carry_up_to(_context: Context, task: Resident, kafka: Mapping[str, object], end: int, _pool: object = None) -> None:
     """Carry in this process what a worker of Spark carries when a divert catches up."""
-    task.run(lambda start: nullcontext(_taken(kafka, start, end)))
+    task.run(lambda start, _: nullcontext(_taken(kafka, start, end)))
 
 
 def _taken(kafka: Mapping[str, object], start: Mapping[Place, int], end: int) -> Iterator[Taken]:

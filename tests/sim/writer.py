@@ -14,6 +14,7 @@ from bascule.writer.errors import PositionMoved, TransactionFault
 from bascule.writer.incarnation import Attempt, Identity, Pending
 from bascule.writer.position import Position
 from bascule.writer.reading import BARRIER_KEY, read_behind_barrier, read_latest
+from bascule.writer.transactional import Confirm
 from bascule.writer.transactional import Writer as Protocol
 from tests.sim.kafka import Kafka, KafkaFault, Partition, Producer, ToWrite
 from tests.sim.world import Process, Promise, TimeOut
@@ -237,12 +238,16 @@ class _Effects(TransactionalCalls, PositionReader):
         except KafkaFault as fault:
             raise fault_of(fault) from fault
 
-    async def commit(self, producer: Producer, positions: Mapping[str, Position | None], *, careful: bool) -> None:
+    async def commit(
+        self, producer: Producer, positions: Mapping[str, Position | None], *, careful: bool, confirm: Confirm | None = None
+    ) -> None:
         del careful
         try:
             for key, position in positions.items():
                 value = position.encode() if position is not None else None
                 await producer.produce(position_partition(self.kafka, key), [ToWrite(key.encode(), value)])
+            if confirm is not None:
+                await confirm()
             await producer.end(commit=True)
         except KafkaFault as fault:
             self.process.world.say(f"{self.process.name}: {self._key} is not written: {fault}")
@@ -269,10 +274,11 @@ class Writer(Protocol[Producer, Output, Position]):
         before: Position | None,
         after: Position | None,
         others: Mapping[str, Position | None] | None = None,
+        confirm: Confirm | None = None,
     ) -> None:
         """Write as the protocol does. Raises PositionMoved or Unavailable."""
         try:
-            await super().write(outputs, before, after, others)
+            await super().write(outputs, before, after, others, confirm)
         except PositionMoved:
             self._process.world.note("PositionMoved", self._process.name)
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 Headers = list[tuple[str, str | bytes | None]]
@@ -26,13 +26,15 @@ class KafkaRecord(NamedTuple):
 
 #: A partition, by topic and number.
 Place = tuple[str, int]
+#: Returns how long, in seconds, records of a partition are gathered before it is a tail.
+Gather = Callable[[Place], float]
 
 
 class Taken(NamedTuple):
     """Records taken from source partitions at once.
 
     ``tails`` are the partitions without many records after these. ``ends`` has the end offsets of partitions that have no record between
-    the last one taken and this offset, although the reader has waited for one.
+    the last one taken and this offset, although the reader has waited for one for a while.
     """
 
     records: Sequence[KafkaRecord]

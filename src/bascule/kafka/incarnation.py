@@ -43,6 +43,9 @@ _ACQUIRED: Final = re.compile(r"Acquired PID\{Id:(\d+),Epoch:(\d+)\}")
 #: The lines of the context ``protocol`` for each request and for each answer, by their first word.
 _MOVED: Final = re.compile(r": (Sent|Received) (\w+)(?:Request|Response) ")
 _TRAFFIC: Final = frozenset({"SEND", "RECV"})
+#: The context ``eos`` of the answer to AddPartitionsToTxn, and the error of a transaction that begins before the last one has its markers.
+_ADDING: Final = "ADDPARTS"
+_TOO_EARLY: Final = "another concurrent operation on the same transaction"
 #: The request that a late repeat makes dangerous.
 _END: Final = "EndTxn"
 #: The requests that change something in Kafka. A late request of another kind does no harm.
@@ -58,7 +61,7 @@ class ProducerLog(ClientLog):
     incarnation (docs/adr/0017-producers-that-stay.md).
     """
 
-    __slots__ = ("_counting", "_debugging", "identity", "received", "sent")
+    __slots__ = ("_counting", "_debugging", "_refusals", "identity", "received", "sent")
 
     def __init__(self, log: EventLog, *, debugging: bool = False) -> None:
         """``debugging``: the user has asked for debug lines, so they are logged as well."""
@@ -69,6 +72,7 @@ class ProducerLog(ClientLog):
         #: requests that change something count.
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
+        self._refusals = 0
         self._counting = threading.Lock()  # also the thread that reads the lines of waiting clients counts
 
     def log(self, level: int, text: str, *arguments: object) -> None:
@@ -79,6 +83,9 @@ class ProducerLog(ClientLog):
             return
         if arguments and arguments[0] in _TRAFFIC:
             self._count(str(arguments[-1]))
+        elif arguments and arguments[0] == _ADDING and _TOO_EARLY in str(arguments[-1]):
+            with self._counting:
+                self._refusals += 1
         elif self.identity is None and (found := _ACQUIRED.search(text % arguments if arguments else text)):
             self.identity = Identity(int(found[1]), int(found[2]))
 
@@ -87,6 +94,12 @@ class ProducerLog(ClientLog):
         if found is not None and found[2] in _CHANGES:
             with self._counting:
                 (self.sent if found[1] == "Sent" else self.received)[found[2]] += 1
+
+    def take_refusals(self) -> int:
+        """Return how often since the last call Kafka refused to begin a transaction because the last one had no markers yet."""
+        with self._counting:
+            refusals, self._refusals = self._refusals, 0
+        return refusals
 
     def settled(self, transactions: int) -> bool:
         """Return True if the client has sent one EndTxn for each transaction, and each of its requests is answered."""

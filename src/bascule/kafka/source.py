@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bascule.core.errors import Unavailable
-from bascule.core.kafka_records import KafkaRecord, Place, Taken
+from bascule.core.kafka_records import Gather, KafkaRecord, Place, Taken
 from bascule.kafka import clients
 from bascule.kafka.consumer import received_of
 from bascule.kafka.errors import passing, words
@@ -20,10 +21,15 @@ TAKEN_MAX: Final = 1_000
 PAUSE_S: Final = 1.0
 #: With more records than this to come, a transaction is filled, and does not end because the client has no further record yet.
 BACKLOG_RECORDS: Final = 1_000
+#: How long, in seconds, a partition must have no further record before its end is reported: less than PAUSE_S, so that a source without
+#: records reports it at its first pause.
+END_LASTS_S: Final = 0.9
 #: How long the reader waits for records that Kafka has announced, in seconds. An open transaction of another producer may hold them up.
 ANNOUNCED_S: Final = 0.05
 #: Kafka answers a fetch as soon as there is a record. Without one it answers after this time: an idle source costs two requests a second.
 _FETCH_WAIT_MS: Final = 500
+#: The client counts in milliseconds: with less it does not wait.
+_SHORTEST_S: Final = 0.001
 _DEFAULTS: Final[Mapping[str, Any]] = {
     **READ_AHEAD,
     **PROMPT,
@@ -42,10 +48,11 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 class KafkaSource:
     """Source partitions, each read from an offset, as an endless iterator. Not thread-safe."""
 
-    def __init__(self, kafka: Mapping[str, Any], start: Mapping[Place, int], *, committed: bool) -> None:
+    def __init__(self, kafka: Mapping[str, Any], start: Mapping[Place, int], *, committed: bool, gather: Gather = lambda _: 0.0) -> None:
         """``start`` has the first offset to read by topic and partition. ``committed`` leaves out records of aborted transactions.
 
-        Raises Unavailable if no client can be made.
+        ``gather`` is asked how long a partition with few records left is not a tail yet, because more records may come. Raises
+        Unavailable if no client can be made.
         """
         isolation = "read_committed" if committed else "read_uncommitted"
         try:
@@ -53,18 +60,26 @@ class KafkaSource:
             clients.assign(self._consumer, [TopicPartition(*place, offset) for place, offset in start.items()])
             #: Partitions with records that were taken, and with more records to come.
             self._filling: set[Place] = set()
+            #: Partitions with few records left, which wait for more because ``gather`` says so.
+            self._gathering: set[Place] = set()
+            self._gather = gather
+            #: The ends that the client has reported, each with the time when it came. The client reports each of them once.
+            self._ends: dict[Place, tuple[int, float]] = {}
         except KafkaException as error:
             raise Unavailable(f"could not create a client to read sources: {words(error)}") from error
 
     def __iter__(self) -> Iterator[Taken]:
         """Yield the records that are there, and nothing after PAUSE_S without a record. Raises Unavailable, also for deleted records."""
         while True:
-            messages = taken_at_once(self._consumer, TAKEN_MAX, ANNOUNCED_S if self._filling else PAUSE_S)
+            messages = taken_at_once(self._consumer, TAKEN_MAX, self._patience_s())
             if messages:
                 yield self._taken(messages)
+            elif self._gathering:
+                if tails := self._gathered():
+                    yield Taken([], tails, self._lasting_ends())
             else:
                 tails, self._filling = self._filling, set()
-                yield Taken([], tails)
+                yield Taken([], tails, self._lasting_ends())
 
     def close(self) -> None:
         """Free the client."""
@@ -72,22 +87,45 @@ class KafkaSource:
 
     def _taken(self, messages: list[Message]) -> Taken:
         records: list[KafkaRecord] = []
-        ends: dict[Place, int] = {}
         for message in messages:
             failure = message.error()
             place = (message.topic() or "", message.partition() or 0)
             if failure is None:
                 records.append(received_of(message))
-                ends.pop(place, None)
+                self._ends.pop(place, None)
             elif failure.code() == KafkaError._PARTITION_EOF:
-                ends[place] = known_offset(message)
+                self._ends[place] = known_offset(message), time.monotonic()
             elif not passing(failure):
                 raise Unavailable(f"{place[0]}-{place[1]} cannot be read: {failure.str()}")
         reached = {(record.topic, record.partition): record.offset + 1 for record in records}
         # A partition without a record this time has its announced records held up, or others come first: its transaction must not wait.
         tails = {at for at, end in reached.items() if self._near_end(at, end)} | (self._filling - reached.keys())
         self._filling = (self._filling | reached.keys()) - tails
-        return Taken(records, tails, ends)
+        self._gathering |= tails
+        return Taken(records, self._gathered(), self._lasting_ends())
+
+    def _patience_s(self) -> float:
+        """Return how long the reader waits for a record, in seconds."""
+        patience_s = ANNOUNCED_S if self._filling else PAUSE_S
+        return min([patience_s, *(max(_SHORTEST_S, self._gather(place)) for place in self._gathering)])
+
+    def _gathered(self) -> set[Place]:
+        """Return the partitions that wait no longer for more records."""
+        found = {place for place in self._gathering if self._gather(place) <= 0}
+        self._gathering -= found
+        return found
+
+    def _lasting_ends(self) -> dict[Place, int]:
+        """Return the ends behind which no record has come for END_LASTS_S, each once.
+
+        A source that is written in transactions has an end behind each marker. To move the position there would cost a transaction for each
+        of them, as much as the records do, and the records behind would wait for it.
+        """
+        before_s = time.monotonic() - END_LASTS_S
+        found = {place: end for place, (end, since_s) in self._ends.items() if since_s <= before_s}
+        for place in found:
+            del self._ends[place]
+        return found
 
     def _near_end(self, place: Place, reached: int) -> bool:
         """Return whether few records are left, as the last answer of Kafka says."""

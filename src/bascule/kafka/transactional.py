@@ -25,12 +25,13 @@ from bascule.kafka.guards import TRANSACTION_STATE
 from bascule.kafka.history import PROMPT
 from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, client_errors, fault_of
 from bascule.kafka.log import introduce, patient
+from bascule.kafka.pacing import BeginPause
 from bascule.kafka.positions import PositionReader, PositionReaders, headers_of
 from bascule.writer.errors import TransactionFault
 from bascule.writer.incarnation import Attempt
 from bascule.writer.position import INGRESS, Position, position_partition
 from bascule.writer.redrive import POSITION_KEY as REDRIVE_KEY
-from bascule.writer.transactional import WRITE_DEADLINE_S, Writer
+from bascule.writer.transactional import WRITE_DEADLINE_S, Confirm, Writer
 
 #: The coordinator aborts the transaction of a dead writer after this time; readers of its topics wait no longer.
 TRANSACTION_TIMEOUT_MS: Final = 30_000
@@ -90,18 +91,23 @@ class TransactionalWriter:
         """Begin the transaction that ``write`` will complete. See ``Writer.ahead``."""
         run_blocking(self.protocol.ahead(outputs, before))
 
+    def begins_in_s(self) -> float:
+        """Return how long the caller may gather further outputs: Kafka would refuse a transaction that begins earlier."""
+        return self._effects.pause.left_s(time.monotonic())
+
     def write(
         self,
         outputs: Sequence[Output],
         before: Position | None,
         after: Position | None,
         others: Mapping[str, Position | None] | None = None,
+        confirm: Confirm | None = None,
     ) -> None:
         """Write ``outputs`` and move the position from ``before`` to ``after``, both or neither. See ``Writer.write``.
 
         Raises PositionMoved, Unwritable, WriteDenied, Unavailable.
         """
-        run_blocking(self.protocol.write(outputs, before, after, others))
+        run_blocking(self.protocol.write(outputs, before, after, others, confirm))
 
     def abandon(self) -> None:
         """Abort the transaction that was begun ahead, if any."""
@@ -141,6 +147,7 @@ class _PositionedClients(TransactionalClients):
         self._reads = TableReads(reader.table)
         self._long_timeout_ms = long_timeout_ms
         self._faults: dict[int, KafkaError] = {}  # of the current transaction
+        self.pause = BeginPause()
 
     def settings(self, attempt: Attempt) -> dict[str, Any]:
         """Return the settings of a client. A careful client sends one record per batch, so that no record fails with its neighbours."""
@@ -177,6 +184,7 @@ class _PositionedClients(TransactionalClients):
         """Begin the transaction."""
         crash.point("writer.position.read")
         self._faults = {}
+        time.sleep(self.pause.left_s(time.monotonic()))
         try:
             producer.client.begin_transaction()
         except KafkaException as error:
@@ -199,7 +207,9 @@ class _PositionedClients(TransactionalClients):
                 _note(self._faults, place, error.args[0])
             raise self._fault(producer.client, error, careful=careful) from error
 
-    async def commit(self, producer: KafkaProducer, positions: Mapping[str, Position | None], *, careful: bool) -> None:
+    async def commit(
+        self, producer: KafkaProducer, positions: Mapping[str, Position | None], *, careful: bool, confirm: Confirm | None = None
+    ) -> None:
         """Produce the positions and commit, for as long as Kafka accepts records."""
         client = producer.client
         try:
@@ -214,11 +224,21 @@ class _PositionedClients(TransactionalClients):
                 for name, position in positions.items():
                     value, headers = position.encode() if position else None, headers_of(position)
                     produce(self._positions_topic, value, name.encode(), position_partition(name), headers=headers)
+            if confirm is not None:
+                await confirm()  # meanwhile the client adds the partitions to the transaction
+            with client_errors():
                 crash.point("writer.commit.before", client.flush)
                 _commit(client)
         except KafkaException as error:
             raise self._fault(client, error, careful=careful) from error
+        self.pause.committed(time.monotonic())
         crash.point("writer.commit.after")
+
+    async def settled(self, producer: KafkaProducer, transactions: int) -> bool:
+        """Return True if each request that the client has sent is answered. The lines of its log are read now."""
+        settled = await super().settled(producer, transactions)
+        self.pause.learn(producer.log.take_refusals())
+        return settled
 
     async def abort(self, producer: KafkaProducer) -> None:
         """Abort the transaction."""

@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from bascule.core import crash
@@ -24,7 +25,7 @@ from bascule.tracing.provider import process_tracing
 from bascule.writer.claims import Claim
 from bascule.writer.errors import Unwritable, WriteDenied
 from bascule.writer.lineage import SeenRecord
-from bascule.writer.position import Position, PositionLost
+from bascule.writer.position import UNKNOWN_EPOCH, Position, PositionLost
 
 if TYPE_CHECKING:
     from bascule.pipelines.spans import CarriedSpans
@@ -79,6 +80,14 @@ class Targets:
         """Check each topic again at its next use."""
         self._there.clear()
         self._in_use.clear()
+
+
+class _LeaderMoved(Exception):
+    """The source has another leader, which has the records that were read."""
+
+    def __init__(self, leader_epoch: int) -> None:
+        super().__init__(f"leader epoch {leader_epoch}")
+        self.leader_epoch = leader_epoch
 
 
 @dataclass(slots=True)
@@ -221,6 +230,10 @@ class Carrier:
             self._ahead = count
             self._writer.ahead(self._outputs, self.position)
 
+    def gathers_s(self) -> float:
+        """Return how long further records of the source are worth waiting for, in seconds: a transaction cannot begin earlier."""
+        return self._writer.begins_in_s()
+
     def rest(self) -> None:
         """Commit where no further record is there: output at once, a position or durations without output after POSITION_S."""
         if self._outputs or time.monotonic() - self._since_s >= POSITION_S:
@@ -244,17 +257,19 @@ class Carrier:
         self._since_s = time.monotonic()
         if self._last is None or self._reached == self.position.offset:
             return
-        if self._ahead:
-            self._writer.ahead(self._outputs, self.position)  # Kafka stores them while the leader is asked
-        # A small transaction takes fewer requests if its records and its position are handed over together.
-        leader_epoch = self._lineage.check_read(self.position.leader_epoch, self._last, self._reached)
+        # Most often the leader is the same, and is asked while Kafka stores the records and the position.
+        leader_epoch = self.position.leader_epoch
+        if leader_epoch == UNKNOWN_EPOCH:
+            leader_epoch = self._lineage.check_read(leader_epoch, self._last, self._reached)
         after = replace(self.position, offset=self._reached, leader_epoch=leader_epoch, **self._state())
         while True:
             try:
                 after = replace(after, carried=self._tally.counted(self.position.carried, self._outputs))
-                self._writer.write(self._outputs, self.position, after)
+                self._writer.write(self._outputs, self.position, after, confirm=partial(self._confirm, self._last, after))
                 self._writer.prepare()
                 break
+            except _LeaderMoved as moved:
+                after = replace(after, leader_epoch=moved.leader_epoch)
             except Unwritable as refused:
                 self._replace(refused)
             except WriteDenied as denied:
@@ -266,6 +281,12 @@ class Carrier:
         if self.spans is not None:
             self.spans.committed()
         self._outputs, self._fallbacks, self._size_bytes, self._ahead = [], [], 0, 0
+
+    async def _confirm(self, last: SeenRecord, after: Position) -> None:
+        """Check that the source still has the records that were read, and that the position names a leader that has them."""
+        leader_epoch = self._lineage.check_read(self.position.leader_epoch, last, after.offset)
+        if leader_epoch != after.leader_epoch:
+            raise _LeaderMoved(leader_epoch)
 
     def pass_over(self, end: int) -> None:
         """Move the position to the end of its source, past transaction markers and aborted records.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from pyspark import SparkContext, TaskContext
 
 from bascule.core.errors import Unavailable
-from bascule.core.kafka_records import Place, Taken
+from bascule.core.kafka_records import Gather, Place, Taken
 from bascule.kafka.source import KafkaSource
 from bascule.pipelines.failures import FAILURES, crossing, described, error_from_spark
 from bascule.threads.background import in_background
@@ -61,9 +61,9 @@ class ResidentTasks:
         yield from ()
 
     @contextmanager
-    def opened(self, start: Mapping[Place, int]) -> Iterator[Iterator[Taken]]:
+    def opened(self, start: Mapping[Place, int], gather: Gather) -> Iterator[Iterator[Taken]]:
         """Open source partitions at these offsets."""
-        with closing(KafkaSource(self.kafka, start, committed=self.committed)) as source:
+        with closing(KafkaSource(self.kafka, start, committed=self.committed, gather=gather)) as source:
             yield supervised(source)
 
 
@@ -81,9 +81,9 @@ class BoundedTask:
         yield from ()
 
     @contextmanager
-    def opened(self, start: Mapping[Place, int]) -> Iterator[Iterator[Taken]]:
+    def opened(self, start: Mapping[Place, int], gather: Gather) -> Iterator[Iterator[Taken]]:
         """Open the source partition at this offset."""
-        with closing(KafkaSource(self.kafka, start, committed=False)) as source:
+        with closing(KafkaSource(self.kafka, start, committed=False, gather=gather)) as source:
             yield bounded(supervised(source), self.end)
 
 

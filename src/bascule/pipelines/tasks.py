@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bascule.core import crash
 from bascule.core.errors import BadRecord, BasculeError, InvalidInput, Scope, Unavailable
-from bascule.core.kafka_records import KafkaRecord, Place, Taken
+from bascule.core.kafka_records import Gather, KafkaRecord, Place, Taken
 from bascule.journal.errors import ForeignRecord
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_send, entries
 from bascule.pipelines.carry import Carrier, allow_writers, held_position
@@ -55,8 +55,8 @@ _JOURNAL_COLUMNS = ("offset", "key", "value")
 #: Where a message row has its place in the journal.
 _OFFSET, _INDEX = 1, 4
 
-#: Opens source partitions, each at an offset. Iterating over them ends only in tests.
-OpenSource = Callable[[Mapping[Place, int]], AbstractContextManager[Iterable[Taken]]]
+#: Opens source partitions, each at an offset, with how long its records are gathered. Iterating over them ends only in tests.
+OpenSource = Callable[[Mapping[Place, int], Gather], AbstractContextManager[Iterable[Taken]]]
 
 
 def _rows(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
@@ -183,7 +183,10 @@ class DivertTask:
         """Carry the records of the journal from the position on. A transaction ends where no further record is there, or at its limits."""
         position = held_position(self.pipelines, self.claim)
         reader, engine, place = self.reader(position), self.engine(), (self.claim.topic, self.claim.partition)
-        with open_source({place: position.offset}) as source, Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
+        with (
+            Carrier(self.pipelines, self.claim, position, reader.state) as carrier,
+            open_source({place: position.offset}, lambda _: carrier.gathers_s()) as source,
+        ):
             for taken in source:
                 for record in taken.records:
                     if record.offset >= carrier.begun_at:
@@ -360,11 +363,12 @@ class IngressTask:
                 (claim.topic, claim.partition): opened.enter_context(Carrier(pipelines, claim, held_position(pipelines, claim)))
                 for claim in self.claims
             }
-            source = opened.enter_context(open_source({place: carrier.position.offset for place, carrier in carriers.items()}))
+            starts = {place: carrier.position.offset for place, carrier in carriers.items()}
+            source = opened.enter_context(open_source(starts, lambda place: carriers[place].gathers_s()))
             for taken in source:
                 for record in taken.records:
                     _take_record(record, self.ingress, engine, carriers[record.topic, record.partition])
-                for place in taken.tails if taken.records else carriers:
+                for place in taken.tails if taken.records or taken.tails else carriers:
                     carriers[place].rest()
                 for place, end in taken.ends.items():
                     carriers[place].pass_over(end)

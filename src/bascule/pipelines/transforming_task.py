@@ -87,9 +87,9 @@ class TransformingTask:
         names = [divert.name for divert in task.diverts if divert.transformed]
         with (
             Transformer(self.path, names, spark_watch()) as transformer,
-            open_source({place: position.offset}) as source,
             # The reader is ahead of what is carried: the position gets the state as of the last record that was carried.
             Carrier(task.pipelines, task.claim, position, lambda: state) as carrier,
+            open_source({place: position.offset}, lambda _: carrier.gathers_s()) as source,
         ):
             for taken in source:
                 for batch in batches_of(taken.records, reader, carrier.begun_at, limit):

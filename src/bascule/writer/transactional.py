@@ -10,7 +10,7 @@ of a commit is in doubt, the position that the next incarnation finds shows the 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -40,6 +40,10 @@ ValueT = TypeVar("ValueT")
 WRITE_DEADLINE_S: Final = 120.0
 
 
+#: Raises an error if a transaction must not be committed, although its records are on their way to Kafka.
+Confirm = Callable[[], Awaitable[None]]
+
+
 class WriterViolation(enum.StrEnum):
     """Rules of the transactional writer that the simulation breaks on purpose."""
 
@@ -61,8 +65,13 @@ class WriterEffects(ClientEffects[ProducerT], TableEffects[Mapping[str, ValueT]]
         """Give the client the outputs from place ``start`` on. ``careful``: a refused record is named. Raises TransactionFault."""
         ...
 
-    async def commit(self, producer: ProducerT, positions: Mapping[str, ValueT | None], *, careful: bool) -> None:
-        """Add the positions (None deletes) and commit. Raises TransactionFault: the outcome is then in doubt."""
+    async def commit(
+        self, producer: ProducerT, positions: Mapping[str, ValueT | None], *, careful: bool, confirm: Confirm | None = None
+    ) -> None:
+        """Add the positions (None deletes) and commit. Raises TransactionFault: the outcome is then in doubt.
+
+        Before the end of the transaction is requested, ``confirm`` is awaited. An error of it leaves the transaction open.
+        """
         ...
 
     async def abort(self, producer: ProducerT) -> None:
@@ -144,10 +153,14 @@ class Writer(Generic[P, O, V]):
             with suppress(TransactionFault):
                 await self._hand_over(incarnation, outputs)
 
-    async def write(self, outputs: Sequence[O], before: V | None, after: V | None, others: Mapping[str, V | None] | None = None) -> None:
+    async def write(
+        self, outputs: Sequence[O], before: V | None, after: V | None, others: Mapping[str, V | None] | None = None,
+        confirm: Confirm | None = None,
+    ) -> None:  # fmt: skip
         """Write ``outputs`` and move the position from ``before`` to ``after``, both or neither, whatever fails on the way.
 
-        ``others`` are further positions (by key; None deletes) that move in the same transaction. Raises PositionMoved if the position is
+        ``others`` are further positions (by key; None deletes) that move in the same transaction. ``confirm`` is awaited while Kafka
+        stores the records; an error of it aborts the transaction and is raised. Raises PositionMoved if the position is
         neither ``before`` nor ``after``, Unwritable if Kafka refuses a record, WriteDenied if it refuses a topic, and Unavailable if Kafka
         does not recover in time.
         """
@@ -165,7 +178,7 @@ class Writer(Generic[P, O, V]):
                 self._drop()
                 raise PositionMoved(found)
             try:
-                await self._transact(incarnation, outputs, {self.key: after, **(others or {})})
+                await self._transact(incarnation, outputs, {self.key: after, **(others or {})}, confirm)
             except TransactionFault as fault:
                 await self._refuse(fault)
                 self._last = None
@@ -215,11 +228,19 @@ class Writer(Generic[P, O, V]):
             raise Unwritable(fault.refused) from fault
         raise WriteDenied(f"write to a topic of the transaction denied by Kafka: {fault}") from fault
 
-    async def _transact(self, incarnation: _Prepared[P, V], outputs: Sequence[O], positions: Mapping[str, V | None]) -> None:
+    async def _transact(
+        self, incarnation: _Prepared[P, V], outputs: Sequence[O], positions: Mapping[str, V | None], confirm: Confirm | None
+    ) -> None:
         if incarnation.fault is not None:
             raise incarnation.fault
         await self._hand_over(incarnation, outputs)
-        await self._effects.commit(incarnation.producer, positions, careful=self._attempt.careful)
+        try:
+            await self._effects.commit(incarnation.producer, positions, careful=self._attempt.careful, confirm=confirm)
+        except TransactionFault:
+            raise
+        except Exception:  # of ``confirm``: the positions are in the transaction, so nothing else may complete it
+            await self.abandon()
+            raise
         incarnation.move(IncarnationEvent.COMMIT)
         incarnation.committed += 1
 

@@ -175,6 +175,17 @@ ENDED = ("Sent EndTxnRequest (v1, 9 bytes @ 0, CorrId 7)", "Received EndTxnRespo
 REFRESHED = "Sent MetadataRequest (v13, 9 bytes @ 0, CorrId 8)"
 
 
+def test_refused_beginnings_are_counted_until_they_are_taken() -> None:
+    log = ProducerLog(get_log("bascule.test"))
+    line = (
+        'TxnCoordinator/1: AddPartitionsToTxn response: partition "t": [0]: Broker: Producer attempted to update a transaction while'
+        " another concurrent operation on the same transaction was ongoing"
+    )
+    for said_line in (line, "t [0] registered with transaction", line):
+        log.log(7, "%s [%s] %s", "ADDPARTS", "client", said_line)
+    assert (log.take_refusals(), log.take_refusals()) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("lines", "settled"),
     [

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from bascule.core.destination import Routing
+from bascule.core.effects import run_blocking
 from bascule.core.errors import Denied, TopicMissing, Unavailable
 from bascule.core.kafka_records import KafkaRecord, Output
 from bascule.jms.record_headers import TIMESTAMP_HEADER
@@ -59,11 +60,15 @@ class Writer:
     def close(self) -> None:
         self.closed = True
 
-    def write(self, outputs: Sequence[Output], *_: Position) -> None:
+    def write(self, outputs: Sequence[Output], *_: Position, confirm: object = None) -> None:
         self.topics += [output.topic for output in outputs]
 
     def prepare(self) -> None:
         """Do nothing: a next transaction is always possible."""
+
+    def begins_in_s(self) -> float:
+        """A transaction can always begin."""
+        return 0.0
 
     def ahead(self, *_: object) -> None:
         """Everything is written at the commit."""
@@ -96,6 +101,30 @@ def carrier() -> Carrier:
     return Carrier(PipelinesSpec("bridge", {}, target_partitions=0), Claim("diverts/journal/0", "journal", "id", 0, "me"), START)
 
 
+class MovedLeader(Lineage):
+    """A lineage whose leader has changed since the position, and has all records."""
+
+    def check_read(self, leader_epoch: int, *_: object) -> int:
+        return leader_epoch + 1
+
+
+def test_position_names_the_leader_that_was_found_while_kafka_stored_the_records(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Position] = []
+
+    def write(outputs: Sequence[Output], before: Position, after: Position, confirm: Any) -> None:
+        run_blocking(confirm())
+        written.append(after)
+
+    monkeypatch.setattr(writer, "write", write)
+    monkeypatch.setattr(carry, "lineage_of", lambda *_: MovedLeader())
+    at = replace(START, leader_epoch=6)
+    with Carrier(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), at) as carrying:
+        carrying.reach(SeenRecord(0, None, b""))
+        carrying.commit()
+        assert carrying.position == replace(at, offset=1, leader_epoch=7)
+    assert written == [carrying.position]
+
+
 def carry_messages(divert: DivertSpec, *addresses: str, dead_letter_topic: str | None = "dead") -> None:
     engine = DivertEngine("bridge", ("journal", 0), dead_letter_topic)
     with carrier() as carrying:
@@ -123,7 +152,7 @@ def test_missing_or_denied_configured_topic_stops_task(writer: Writer, topic: st
 
 
 def test_dead_letter_topic_with_too_small_record_limit_is_named_in_error(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(outputs: Sequence[Output], *_: Position) -> None:
+    def refuse(outputs: Sequence[Output], *_: Position, confirm: object = None) -> None:
         raise Unwritable({0: KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)})
 
     monkeypatch.setattr(writer, "write", refuse)
@@ -154,7 +183,7 @@ def test_idle_position_is_moved_past_transaction_markers(
     writer: Writer, monkeypatch: pytest.MonkeyPatch, end: int, epochs: tuple[int, int], reached: int
 ) -> None:
     moves: list[Position] = []
-    monkeypatch.setattr(writer, "write", lambda _outputs, _before, after: moves.append(after))
+    monkeypatch.setattr(writer, "write", lambda _outputs, _before, after, confirm=None: moves.append(after))
     assert passing_over(end, *epochs).offset == reached
     assert moves == ([replace(START, offset=9, leader_epoch=3)] if reached == 9 else [])
 
@@ -170,7 +199,7 @@ def test_source_is_read_again_if_its_leader_changes_while_an_idle_position_is_mo
 
 def test_uncommitted_records_are_committed_before_the_position_is_moved_past_them(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     moves: list[int] = []
-    monkeypatch.setattr(writer, "write", lambda _outputs, _before, after: moves.append(after.offset))
+    monkeypatch.setattr(writer, "write", lambda _outputs, _before, after, confirm=None: moves.append(after.offset))
     with carrier() as carrying:
         carrying.reach(SeenRecord(0, None, b""))
         carrying.pass_over(9)
@@ -197,7 +226,7 @@ def test_output_is_committed_at_once_and_a_position_without_output_after_a_secon
 def test_task_ends_when_kafka_denies_write_without_naming_topic(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[object] = []
 
-    def refuse(*each: object) -> None:
+    def refuse(*each: object, **_: object) -> None:
         tries.append(each)
         raise WriteDenied("a topic")
 
@@ -329,7 +358,7 @@ def test_refused_jms_timestamp_needs_no_additional_header() -> None:
 def test_records_and_dead_letters_with_refused_timestamps_are_written(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Output] = []
 
-    def write(outputs: Sequence[Output], *_: Position) -> None:
+    def write(outputs: Sequence[Output], *_: Position, confirm: object = None) -> None:
         if late := {place: TIMESTAMP for place, each in enumerate(outputs) if each.timestamp_ms > time.time() * 1000 + HOUR_MS}:
             raise Unwritable({min(late): TIMESTAMP})
         written.extend(outputs)

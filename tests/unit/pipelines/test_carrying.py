@@ -40,7 +40,7 @@ def opened(*records: KafkaRecord, ends: Mapping[Place, int] | None = None) -> Op
     """Records in two parts, and then ends of partitions. A transaction ends with the second part."""
     half = len(records) // 2
     tails = {(each.topic, each.partition) for each in records}
-    return lambda _: nullcontext([Taken(records[:half]), Taken(records[half:], tails), Taken([], (), ends or {})])
+    return lambda *_: nullcontext([Taken(records[:half]), Taken(records[half:], tails), Taken([], (), ends or {})])
 
 
 class Worker:
@@ -156,9 +156,9 @@ def test_transaction_ends_with_record_that_reaches_limit(worker: Worker, monkeyp
     written: list[tuple[int, int]] = []
     write = carry.TransactionalWriter.write
 
-    def note_write(self: Any, outputs: Sequence[Output], before: Position, after: Position, *more: Any) -> None:
+    def note_write(self: Any, outputs: Sequence[Output], before: Position, after: Position, *more: Any, **named: Any) -> None:
         written.append((len(outputs), after.offset))
-        write(self, outputs, before, after, *more)
+        write(self, outputs, before, after, *more, **named)
 
     monkeypatch.setattr(carry.TransactionalWriter, "write", note_write)
     rows = [record("a", 0, offset, "x" * 100) for offset in range(2, 9)]
@@ -180,7 +180,7 @@ def test_outputs_are_produced_in_advance_while_transaction_fills(worker: Worker,
     monkeypatch.setattr(carry, "_AHEAD_RECORDS", 2)
     monkeypatch.setattr(carry.TransactionalWriter, "ahead", note_ahead)
     worker.run(*(record("a", 0, offset, "") for offset in range(2, 9)), limits=TransactionLimits(records=6))
-    assert ahead == [(2, 2), (4, 2), (6, 2)], "also while the leader of the source is asked; a small transaction needs fewer requests"
+    assert ahead == [(2, 2), (4, 2)], "the last records are handed over with the position, while the leader of the source is asked"
     assert len(worker.written()) == 7
     assert worker.offsets()[("a", 0)] == 9
 
@@ -240,11 +240,11 @@ def test_output_to_topic_denied_later_goes_to_fallback(worker: Worker, monkeypat
     monkeypatch.setattr(Topics, "check_writable", check)
     write = carry.TransactionalWriter.write
 
-    def note_write(self: Any, outputs: Sequence[Output], *more: Any) -> None:
+    def note_write(self: Any, outputs: Sequence[Output], *more: Any, **named: Any) -> None:
         if any(output.topic in denied for output in outputs):
             self.abandon()
             raise carry.WriteDenied("a topic")
-        write(self, outputs, *more)
+        write(self, outputs, *more, **named)
 
     monkeypatch.setattr(carry.TransactionalWriter, "write", note_write)
     with Carrier(worker.pipelines, claim, held_position(worker.pipelines, claim)) as carrier:
@@ -263,11 +263,11 @@ def test_divert_record_refused_by_kafka_is_dead_letter_of_this_divert(bridge: Br
     write = carry.TransactionalWriter.write
     target = f"{bridge.pipelines.topics.prefix}.x"
 
-    def note_write(self: Any, outputs: Sequence[Output], *more: Any) -> None:
+    def note_write(self: Any, outputs: Sequence[Output], *more: Any, **named: Any) -> None:
         if faults := {place: KafkaError(KafkaError.INVALID_RECORD) for place, output in enumerate(outputs) if output.topic == target}:
             self.abandon()
             raise carry.Unwritable(faults)
-        write(self, outputs, *more)
+        write(self, outputs, *more, **named)
 
     monkeypatch.setattr(carry.TransactionalWriter, "write", note_write)
     bridge.journal.start_epoch()

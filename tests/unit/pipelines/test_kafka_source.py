@@ -27,7 +27,8 @@ def produce(kafka: MockCluster, *values: str, partition: int = 0) -> None:
 
 
 @pytest.fixture
-def topic(kafka: MockCluster) -> MockCluster:
+def topic(kafka: MockCluster, monkeypatch: pytest.MonkeyPatch) -> MockCluster:
+    monkeypatch.setattr(source, "END_LASTS_S", 0.0)
     kafka.create("a", 2)
     return kafka
 
@@ -56,6 +57,39 @@ def test_source_yields_records_from_its_offsets_and_the_ends_of_its_partitions(t
         assert values(seen, PLACES[1]) == []
         produce(topic, "later", partition=1)
         assert values(taken_until(found, PLACES[1], 2), PLACES[1]) == [b"later"]
+
+
+def test_end_is_reported_once_and_only_if_no_record_follows_for_a_while(topic: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a source that is written in transactions would cost two transactions for each of its own: one for the marker."""
+    monkeypatch.setattr(source, "PAUSE_S", 0.01)
+    monkeypatch.setattr(source, "END_LASTS_S", 3600.0)
+    with closing(KafkaSource(topic.kafka, {PLACES[0]: 0}, committed=True)) as opened:
+        found = iter(opened)
+        seen: list[Taken] = []
+        for number in range(3):
+            produce(topic, str(number))
+            while opened._ends.get(PLACES[0], (0, 0.0))[0] <= number and not any(taken.ends for taken in seen):
+                seen.append(next(found))
+        assert values(seen, PLACES[0]) == [b"0", b"1", b"2"]
+        assert [taken.ends for taken in seen if taken.ends] == []
+        monkeypatch.setattr(source, "END_LASTS_S", 0.0)
+        seen = [next(found) for _ in range(3)]
+    assert [taken.ends for taken in seen if taken.ends] == [{PLACES[0]: 3}]
+
+
+def test_partition_is_a_tail_when_its_records_are_gathered(topic: MockCluster) -> None:
+    produce(topic, "0")
+    asked = iter([0.01, 0.01, 0.01])
+    with closing(KafkaSource(topic.kafka, {PLACES[0]: 0}, committed=True, gather=lambda _: next(asked, 0.0))) as opened:
+        found = iter(opened)
+        seen = [next(found)]
+        assert values(seen, PLACES[0]) == [b"0"]
+        assert seen[0].tails == set()
+        produce(topic, "1")
+        while not seen[-1].tails:
+            seen.append(next(found))
+    assert next(asked, None) is None
+    assert seen[-1].tails == {PLACES[0]}
 
 
 def test_partition_with_few_records_left_is_a_tail_and_one_with_a_backlog_is_none(

@@ -39,7 +39,7 @@ class CountingWriter(Writer):
         self.stored: list[Position] = []
         self.failure: Exception | None = None
 
-    def write(self, outputs: Sequence[Output], *positions: Position) -> None:
+    def write(self, outputs: Sequence[Output], *positions: Position, confirm: object = None) -> None:
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from bascule.core.errors import Unavailable
-from bascule.core.kafka_records import KafkaRecord, Output, Place, Taken
+from bascule.core.kafka_records import Gather, KafkaRecord, Output, Place, Taken
 from bascule.jms.message import decode_message
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines import exchange, transforming_task
@@ -112,7 +112,7 @@ class Case:
         threads: list[threading.Thread] = []
 
         @contextmanager
-        def opened(start: Mapping[Place, int]) -> Iterator[Iterator[Taken]]:
+        def opened(start: Mapping[Place, int], _gather: Gather) -> Iterator[Iterator[Taken]]:
             threads.append(wait_for_messages(self.path, "upper", transform))
             ((place, offset),) = start.items()
             yield iter([Taken(self.records(offset), [place])])

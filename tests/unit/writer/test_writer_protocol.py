@@ -12,7 +12,7 @@ from bascule.core.errors import Unavailable
 from bascule.writer.errors import PositionMoved, TransactionFault, TransitionMissing, Unwritable, WriteDenied
 from bascule.writer.incarnation import Attempt, Identity, Incarnation, IncarnationEvent, IncarnationState
 from bascule.writer.reading import store_barriers
-from bascule.writer.transactional import Writer
+from bascule.writer.transactional import Confirm, Writer
 
 FENCED = TransactionFault("fenced", fenced=True)
 LOST = TransactionFault("no answer")
@@ -156,7 +156,12 @@ class Kafka:
         producer["outputs"] += outputs[start:]
         self.called("hand over")
 
-    async def commit(self, producer: dict[str, Any], positions: Mapping[str, str | None], *, careful: bool) -> None:
+    async def commit(
+        self, producer: dict[str, Any], positions: Mapping[str, str | None], *, careful: bool, confirm: Confirm | None = None
+    ) -> None:
+        if confirm is not None:
+            self.called("confirm")
+            await confirm()
         if producer["epoch"] != self.epoch:
             raise FENCED
         try:
@@ -194,6 +199,20 @@ def write(writer: Writer[Any, str, str], outputs: Sequence[str], before: str | N
 def test_output_and_position_are_written_together(kafka: Kafka) -> None:
     write(writer(kafka), ["x", "y"], "a", "b")
     assert (kafka.position, kafka.outputs) == ("b", ["x", "y"])
+
+
+def test_transaction_that_is_not_confirmed_is_aborted_and_its_client_is_not_used_again(kafka: Kafka) -> None:
+    writing = writer(kafka)
+
+    async def refuse() -> None:
+        raise Unavailable("the source has other records")
+
+    with pytest.raises(Unavailable, match="other records"):
+        run_blocking(writing.write(["x"], "a", "b", confirm=refuse))
+    assert (kafka.position, kafka.outputs) == ("a", [])
+    assert kafka.calls[-4:] == ["hand over", "confirm", "abort", "discard"]
+    write(writing, ["y"], "a", "b")
+    assert (kafka.position, kafka.outputs) == ("b", ["y"])
 
 
 def test_first_incarnation_reads_position_behind_barrier(kafka: Kafka) -> None:
