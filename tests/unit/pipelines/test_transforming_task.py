@@ -235,10 +235,10 @@ def test_position_within_a_batch_has_the_fence_and_the_exclusive_diverts_of_its_
     case.bridge.send("c")
     write = TransactionalWriter.write
 
-    def fail_at_last(self: Any, outputs: Sequence[Output], before: Position, after: Position, *more: Any) -> None:
+    def fail_at_last(self: Any, outputs: Sequence[Output], before: Position, after: Position, **more: Any) -> None:
         if after.offset > 2:
             raise Unavailable("no Kafka")
-        write(self, outputs, before, after, *more)
+        write(self, outputs, before, after, **more)
 
     task = case.task(limits=TransactionLimits(records=1))
     with monkeypatch.context() as patch:
