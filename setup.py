@@ -24,7 +24,8 @@ INTERPRETED = {
     # an error, and actions of an administrator
     "broker/administration",
     # frozen dataclasses that Spark's tasks or a caller's code may pickle or copy: mypyc restores a pickled object by assignments
-    "core/access", "core/durations", "core/topics", "core/user_limits", "amqp/verifiers", "broker/retention", "broker/takeover",
+    "core/access", "core/durations", "core/topics", "core/user_limits", "amqp/verifiers", "broker/divert_access",
+    "broker/retention", "broker/takeover",
     # coroutines that wait for IO
     "broker/branch_requests", "broker/coverage", "broker/epoch", "broker/epoch_effects", "broker/following", "broker/housekeeping",
     "broker/ingress_tail", "broker/node", "broker/rounds", "core/effects",

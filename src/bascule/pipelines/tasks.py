@@ -59,6 +59,13 @@ _OFFSET, _INDEX = 1, 4
 OpenSource = Callable[[Mapping[Place, int], Gather], AbstractContextManager[Iterable[Taken]]]
 
 
+def rest_at_tail(taken: Taken, carrier: Carrier) -> None:
+    """Let the carrier of a divert commit if no further record of the journal is there."""
+    if taken.tails or not taken.records:
+        carrier.rest()
+        crash.point("task.divert.end")
+
+
 def _rows(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
     return zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
@@ -192,9 +199,7 @@ class DivertTask:
                     if record.offset >= carrier.begun_at:
                         messages = reader.take(record.offset, record.key, record.value)
                         carry_messages(messages, SeenRecord(record.offset, record.key, record.value), engine, carrier, None)
-                if taken.tails or not taken.records:
-                    carrier.rest()
-                    crash.point("task.divert.end")
+                rest_at_tail(taken, carrier)
             carrier.commit()
 
     def failed_of(self, divert: DivertSpec) -> frozenset[Message]:

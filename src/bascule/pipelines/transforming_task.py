@@ -8,13 +8,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from bascule.core import crash
 from bascule.core.kafka_records import KafkaRecord
 from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.divert import JournalReader, WantedMessage
 from bascule.pipelines.exchange import AskedMessage, MadeRow, NotTransformed, Transformer
 from bascule.pipelines.jobs import spark_watch
-from bascule.pipelines.tasks import MADE_BYTES_MAX, DivertTask, ForeignRow, Made, OpenSource, carry_messages, made_record, transformed_of
+from bascule.pipelines.tasks import (
+    MADE_BYTES_MAX,
+    DivertTask,
+    ForeignRow,
+    Made,
+    OpenSource,
+    carry_messages,
+    made_record,
+    rest_at_tail,
+    transformed_of,
+)
 from bascule.writer.lineage import SeenRecord
 
 #: A batch for the waiting tasks ends after a journal record with which it has this many messages, or this many bytes of them.
@@ -99,9 +108,7 @@ class TransformingTask:
                     for record, messages, after in batch.records:
                         state = after
                         carry_messages(messages, record, engine, carrier, transformed)
-                if taken.tails or not taken.records:
-                    carrier.rest()
-                    crash.point("task.divert.end")
+                rest_at_tail(taken, carrier)
             carrier.commit()
 
 

@@ -291,4 +291,4 @@ def test_longest_selectors_are_compiled_in_one_turn(text: str) -> None:
         with suppress(SelectorError):  # the steps for each message are known after all of the work
             Selector(text)
 
-    assert processor_s(compile_or_refuse) < 0.025 * SLOWNESS
+    assert processor_s(compile_or_refuse) < 0.05 * SLOWNESS  # the longest turn
