@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -38,6 +38,8 @@ TURNS: Final = 2
 LOOK_S: Final = 0.1
 #: How long a resident task may take to end after a waiting task has failed on its messages, in seconds. Both failures count as one.
 SETTLE_S: Final = 2.0
+#: Pause, in seconds, before waiting tasks that have failed by themselves are started again. It doubles with each failure of FAILURES_S.
+PAUSE_S: Final = 1.0
 #: After this many failures within this time, in seconds, the pipeline is carried in micro-batches until its driver ends.
 FAILURES_MAX: Final = 5
 FAILURES_S: Final = 300.0
@@ -122,13 +124,9 @@ class TransformingJob:
             # They take turns, so of equal length they would end together, and no task would wait until Spark has planned the next ones.
             waiting += [(divert, self._waiting(divert, path, tag, BATCHES // turn)) for divert in names for turn in range(1, TURNS + 1)]
             while resident.active and not self._over.wait(LOOK_S):
-                for place, (divert, job) in enumerate(waiting):
-                    if job.done():
-                        if (error := job.exception()) is not None:
-                            if self._ends(resident):
-                                break
-                            self._failed(error)
-                        waiting[place] = divert, self._waiting(divert, path, tag)
+                for place in self._to_start(resident, [job for _, job in waiting]):
+                    divert = waiting[place][0]
+                    waiting[place] = divert, self._waiting(divert, path, tag)
         finally:
             resident.stop()
             deadline_s = time.monotonic() + STOP_TIMEOUT_S
@@ -138,9 +136,25 @@ class TransformingJob:
         if not self._over.is_set() and (failure := resident.failure()) is not None:
             raise error_from_spark(failure) or failure
 
-    def _ends(self, resident: ResidentJob) -> bool:
-        """Return whether the resident task ends now: the waiting task that has failed had its messages."""
-        deadline_s = time.monotonic() + SETTLE_S
+    def _to_start(self, resident: ResidentJob, jobs: Sequence[Future[None]]) -> list[int]:
+        """Return the places of the waiting tasks to start again: those that have ended, after a pause if one of them has failed.
+
+        Raises Unavailable after too many failures.
+        """
+        done = [place for place, job in enumerate(jobs) if job.done()]
+        if (error := next((error for place in done if (error := jobs[place].exception()) is not None), None)) is None:
+            return done
+        if self._ends(resident, SETTLE_S):
+            return []
+        self._failed(error)
+        if self._ends(resident, PAUSE_S * 2 ** (len(self._failures_s) - 1)):
+            return []
+        # One event may end several tasks, for example all that have workers of one pool: it counts as one failure.
+        return [place for place, job in enumerate(jobs) if job.done()]
+
+    def _ends(self, resident: ResidentJob, within_s: float) -> bool:
+        """Return whether the resident task or the query ends within this time, in seconds."""
+        deadline_s = time.monotonic() + within_s
         while resident.active and time.monotonic() < deadline_s and not self._over.wait(LOOK_S):
             pass
         return not resident.active or self._over.is_set()

@@ -23,7 +23,7 @@ log = get_log(__name__)
 
 #: Diverts of a driver that have waiting tasks. Each holds two slots of Spark, and four processes or more, for as long as it runs.
 WAITING_DIVERTS_MAX: Final = 16
-#: How long the driver waits until Spark has planned a transformation, in seconds: a function of the user that hangs must not stop the driver.
+#: How long the driver waits until Spark has planned a transformation, in seconds: a user's function that hangs must not stop the driver.
 PLAN_S: Final = 30.0
 #: Time, in seconds, after which a transformation that could not be planned is planned again.
 PLAN_PAUSE_S: Final = 60.0
