@@ -26,7 +26,7 @@ from bascule.pipelines.spark import cloned_session, journal_rows, kafka_range
 from bascule.pipelines.spec import DivertSpec
 from bascule.pipelines.tasks import DivertTask
 from bascule.pipelines.transforming import TransformingBatch
-from bascule.pipelines.transforming_task import TransformingTask
+from bascule.pipelines.transforming_task import FIRST_MESSAGES, TransformingTask
 from bascule.pipelines.waiting import BATCHES, new_job, sunk, waiting_frame
 from bascule.threads.background import in_background
 
@@ -40,6 +40,8 @@ LOOK_S: Final = 0.1
 SETTLE_S: Final = 2.0
 #: Pause, in seconds, before waiting tasks that have failed by themselves are started again. It doubles with each failure of FAILURES_S.
 PAUSE_S: Final = 1.0
+#: After a batch that failed, the first batch has this part of the messages of the first batch before.
+SMALLER: Final = 4
 #: After this many failures within this time, in seconds, the pipeline is carried in micro-batches until its driver ends.
 FAILURES_MAX: Final = 5
 FAILURES_S: Final = 300.0
@@ -59,6 +61,7 @@ class TransformingJob:
         self._tag = f"bascule-{uuid.uuid4().hex}"
         self._over = threading.Event()
         self._failures_s: list[float] = []
+        self._first = FIRST_MESSAGES
         self._resident: ResidentJob | None = None
         self._ended = in_background(self._run, name)
 
@@ -98,6 +101,8 @@ class TransformingJob:
                         return
                     self._failed(error)
                     if error.end:
+                        # It may have been too slow for a batch of this size. Batches grow while they are fast.
+                        self._first = max(1, self._first // SMALLER)
                         self._carry_batch(error.start, error.end)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
@@ -114,7 +119,7 @@ class TransformingJob:
     def _carry(self, path: str) -> None:
         """Run resident and waiting tasks until ``stop``, or until the resident task fails: this raises its error."""
         context = self._session.sparkContext
-        tasks = ResidentTasks([TransformingTask(self._task, path)], self._task.pipelines.kafka, committed=False)
+        tasks = ResidentTasks([TransformingTask(self._task, path, self._first)], self._task.pipelines.kafka, committed=False)
         with self._in_pool(self._pools[0]):
             self._resident = resident = ResidentJob(context, self._name, tasks)
         names = [divert for divert in self._task.diverts if divert.transformed]

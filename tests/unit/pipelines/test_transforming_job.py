@@ -23,6 +23,7 @@ from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.pipelines.tasks import DivertTask
 from bascule.pipelines.transforming import SparkBatch, TransformingBatch
 from bascule.pipelines.transforming_job import FAILURES_MAX, TURNS, TransformingJob
+from bascule.pipelines.transforming_task import FIRST_MESSAGES
 from bascule.pipelines.waiting import BATCHES
 from bascule.writer.claims import Claim
 from tests.support.system import wait_for
@@ -229,10 +230,19 @@ def test_failed_batch_is_carried_without_waiting_tasks_and_then_all_tasks_run_ag
     assert case.given_up == 0
 
 
+def test_first_batch_becomes_smaller_with_each_failure_so_that_a_slow_transformation_can_answer(case: Case) -> None:
+    for number in range(1, FAILURES_MAX + 1):
+        case.resident(number).fail(NotTransformed("no answer", number, number + 1))
+        case.batch(number).end()
+    case.resident(FAILURES_MAX + 1)
+    assert [resident.task.first for resident in case.spark.residents] == [FIRST_MESSAGES, 25, 6, 1, 1, 1]
+
+
 def test_failure_without_records_carries_no_batch(case: Case) -> None:
     case.resident(1).fail(NotTransformed("the socket cannot be used"))
     case.resident(2)
     assert case.spark.batches == []
+    assert case.spark.residents[1].task.first == FIRST_MESSAGES
 
 
 def test_failure_of_a_waiting_task_and_of_the_resident_task_that_waits_for_it_count_once(
