@@ -96,7 +96,7 @@ class Driver:
         self.held = self._holds.held
         self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
-        self._choice = WaitingChoice(pipelines, lambda: cloned_session(self._sql))
+        self._choice = WaitingChoice(pipelines, lambda: cloned_session(self._sql), self._has_stopped)
         self._pools = WorkerPools(lambda: self._spark)
         self._known = KnownDiverts()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
@@ -300,6 +300,9 @@ class Driver:
                 self._join_due_s[name] = time.monotonic() + JOIN_PAUSE_S
             else:
                 self._join_due_s[name] = now + JOIN_LOOK_S
+
+    def _has_stopped(self, name: str) -> bool:
+        return (query := self.queries.get(name)) is not None and query.stopped is not None
 
     def _running(self) -> set[str]:
         return {name for name, query in self.queries.items() if query.running is not None}

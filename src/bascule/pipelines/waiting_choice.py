@@ -33,11 +33,14 @@ class WaitingChoice:
     """Decides whether waiting tasks carry the transformations of a pipeline, each time it starts. Otherwise micro-batches do."""
 
     def __init__(
-        self, pipelines: PipelinesSpec, session: Callable[[], SparkSession],
+        self, pipelines: PipelinesSpec, session: Callable[[], SparkSession], stopped: Callable[[str], bool],
         why: Callable[[SparkSession, DivertSpec], Obstacle | None] = why_not,
     ) -> None:  # fmt: skip
-        """``session`` returns a Spark session for one plan. ``why`` returns why waiting tasks cannot run the transformation of a divert."""
-        self._pipelines, self._session, self._why_not = pipelines, session, why
+        """``session`` returns a Spark session for one plan, and ``stopped`` whether a pipeline has stopped for good.
+
+        ``why`` returns why waiting tasks cannot run the transformation of a divert.
+        """
+        self._pipelines, self._session, self._stopped, self._why_not = pipelines, session, stopped, why
         self._given_up: set[str] = set()
         # What is known of a divert holds for later starts: its function is not called again, because it may take long or fail at times.
         self._able: set[DivertSpec] = set()
@@ -54,6 +57,7 @@ class WaitingChoice:
     def allows(self, pipeline: str, task: DivertTask) -> bool:
         """Return whether waiting tasks can run all transformations of a pipeline that starts now, and note that they do."""
         self._allowed.pop(pipeline, None)
+        self._allowed = {name: count for name, count in self._allowed.items() if not self._stopped(name)}
         diverts = [divert for divert in task.diverts if divert.transformed]
         # On a cluster they would hold its slots, and messages would cross the network between workers. A trigger interval asks for fewer
         # and larger batches than waiting tasks carry.

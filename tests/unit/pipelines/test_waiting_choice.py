@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,10 +21,10 @@ UNPLANNED = Obstacle("no database", lasting=False)
 OBSTACLES = {"reads": READS}
 
 
-def choice(master: str = "local[2]", trigger_interval_ms: int = 0) -> WaitingChoice:
+def choice(master: str = "local[2]", trigger_interval_ms: int = 0, stopped: Callable[[str], bool] = lambda _: False) -> WaitingChoice:
     session: Any = None
     pipelines = PipelinesSpec("bridge", {}, master=master, trigger_interval_ms=trigger_interval_ms)
-    return WaitingChoice(pipelines, lambda: session, lambda _, divert: OBSTACLES.get(divert.name))
+    return WaitingChoice(pipelines, lambda: session, stopped, lambda _, divert: OBSTACLES.get(divert.name))
 
 
 class Plans:
@@ -36,7 +37,7 @@ class Plans:
         self.may_end.set()
         self._obstacles = [*obstacles]
         session: Any = None
-        self.choice = WaitingChoice(PipelinesSpec("bridge", {}, master="local"), lambda: session, self._obstacle)
+        self.choice = WaitingChoice(PipelinesSpec("bridge", {}, master="local"), lambda: session, lambda _: False, self._obstacle)
 
     def _obstacle(self, _: Any, divert: DivertSpec) -> Obstacle | None:
         self.made.append(divert.name)
@@ -127,3 +128,14 @@ def test_number_of_diverts_that_wait_is_limited_and_a_pipeline_counts_as_it_last
     found.give_up("group:a")
     assert not found.allows("group:a", task("four", "five"))
     assert found.allows("diverts", task("one", "two", "three"))
+
+
+def test_pipeline_that_has_stopped_for_good_leaves_its_share_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_choice, "WAITING_DIVERTS_MAX", 3)
+    found = choice(stopped=(stopped := set[str]()).__contains__)
+    assert found.allows("diverts", task("one", "two"))
+    assert not found.allows("group:a", task("three", "four"))
+    stopped.add("diverts")
+    assert found.allows("group:a", task("three", "four"))
+    stopped.clear()
+    assert not found.allows("diverts", task("one", "two")), "it was retried, and has no share any more"
