@@ -82,7 +82,8 @@ class Resident:
     job_group = "group"
 
     def __init__(self, tasks: ResidentTasks) -> None:
-        (self.task,) = tasks.tasks
+        task: Any = tasks.tasks[0]
+        self.first: int = task.first
         self.runs, self.stopped = True, False
         self.error: Exception | None = None
         self.looks = 0
@@ -235,14 +236,14 @@ def test_first_batch_becomes_smaller_with_each_failure_so_that_a_slow_transforma
         case.resident(number).fail(NotTransformed("no answer", number, number + 1))
         case.batch(number).end()
     case.resident(FAILURES_MAX + 1)
-    assert [resident.task.first for resident in case.spark.residents] == [FIRST_MESSAGES, 25, 6, 1, 1, 1]
+    assert [resident.first for resident in case.spark.residents] == [FIRST_MESSAGES, 25, 6, 1, 1, 1]
 
 
 def test_failure_without_records_carries_no_batch(case: Case) -> None:
     case.resident(1).fail(NotTransformed("the socket cannot be used"))
     case.resident(2)
     assert case.spark.batches == []
-    assert case.spark.residents[1].task.first == FIRST_MESSAGES
+    assert case.spark.residents[1].first == FIRST_MESSAGES
 
 
 def test_failure_of_a_waiting_task_and_of_the_resident_task_that_waits_for_it_count_once(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_transformation_that_could_not_be_planned_is_planned_again_after_a_pause
     assert not plans.choice.allows("diverts", task("one"))
     assert not plans.choice.allows("diverts", task("one"))
     assert plans.made == ["one"], "not at each of several starts in quick succession"
-    monkeypatch.setattr(waiting_choice.time, "monotonic", lambda now=waiting_choice.time.monotonic: now() + waiting_choice.PLAN_PAUSE_S)
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + waiting_choice.PLAN_PAUSE_S)
     assert not plans.choice.allows("diverts", task("one"))
     assert plans.made == ["one", "one"]
 
