@@ -41,16 +41,21 @@ class DuplicateViolation(enum.StrEnum):
 
 
 @peer_cache(entries=1024, entry_bytes=4096)
-def _begun(address: str, scope: str) -> blake2b:
-    return blake2b(f"{len(address)} {address} {len(scope)} {scope} ".encode(), digest_size=DIGEST_SIZE)
+def _begun(address: str, scope: str, user: str) -> blake2b:
+    begun = f"{len(address)} {address} {len(scope)} {scope} "
+    if not user:
+        return blake2b(begun.encode(), digest_size=DIGEST_SIZE)
+    # A different function: no container id gives a client without a login the digest of a user.
+    return blake2b(f"{begun}{len(user)} {user} ".encode(), digest_size=DIGEST_SIZE, person=b"user")
 
 
-def digest_of(address: str, scope: str, identity: bytes) -> bytes:
+def digest_of(address: str, scope: str, identity: bytes, user: str = "") -> bytes:
     """Return the 16-byte digest of an id that ``scope`` (a client, or a property) gives to a message. Collisions by chance are negligible.
 
-    Digests are in the journal. With another algorithm, the broker would not recognise the repetition of a message stored before an upgrade.
+    ``user`` is the login of the client, whose ids are its own; "" if the id counts for everybody, or the client has no login. Digests are
+    in the journal. With another algorithm, the broker would not recognise the repetition of a message stored before an upgrade.
     """
-    digest = _begun(address, scope).copy()
+    digest = _begun(address, scope, user).copy()
     digest.update(identity)
     return digest.digest()
 
