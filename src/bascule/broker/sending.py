@@ -272,7 +272,10 @@ class Sending:
         """
         ids: list[bytes] = []
         if scan.message_id is not None and not in_transaction:
-            ids.append(digest_of(address, container, scan.message_id, user))
+            plain: bytes | None = None
+            if user and self.windows.plain_until_ms:
+                plain = self.windows.plain_digest_of(address, container, scan.message_id)
+            ids.append(plain or digest_of(address, container, scan.message_id, user))
         if body.find(_DUPLICATE_ID_BYTES, 0, SECTIONS_BEFORE_BODY_BYTES_MAX) >= 0:
             value = application_property(body, DUPLICATE_ID_PROPERTY)
             if value is not None:
