@@ -68,7 +68,8 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "server/user_directory.py UserDirectory._use", "server/user_directory.py _roles_in",
     ),
     "loads the state, when no client is served": (
-        "broker/destinations.py Destinations.create_configured", "broker/loading.py Loader._end_deliveries",
+        "broker/destinations.py Destinations.create_configured", "broker/duplicates.py DuplicateWindows.expire_ms",
+        "broker/loading.py Loader._end_deliveries",
         "broker/loading.py Loader._restore", "broker/loading.py Loader.finish",
     ),
     "ends the broker, which serves nobody any more": (

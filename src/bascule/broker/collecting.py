@@ -240,7 +240,7 @@ class Collector:
         next_offset = self._offsets.offset_of(sequence) + 1 if sequence else 0
         base = Snapshot(
             journaling.epoch, sequence, next_offset, engine.next_queue_id, self._offsets.copy(), [],
-            dict(engine.confirmed_ingress), ingress_topic_id=engine.ingress_topic_id,
+            dict(engine.confirmed_ingress), ingress_topic_id=engine.ingress_topic_id, plain_until_ms=engine.windows.plain_until_ms,
         )  # fmt: skip
         return CollectedState(
             base,

@@ -41,16 +41,21 @@ class DuplicateViolation(enum.StrEnum):
 
 
 @peer_cache(entries=1024, entry_bytes=4096)
-def _begun(address: str, scope: str) -> blake2b:
-    return blake2b(f"{len(address)} {address} {len(scope)} {scope} ".encode(), digest_size=DIGEST_SIZE)
+def _begun(address: str, scope: str, user: str) -> blake2b:
+    begun = f"{len(address)} {address} {len(scope)} {scope} "
+    if not user:
+        return blake2b(begun.encode(), digest_size=DIGEST_SIZE)
+    # A different function: no container id gives a client without a login the digest of a user.
+    return blake2b(f"{begun}{len(user)} {user} ".encode(), digest_size=DIGEST_SIZE, person=b"user")
 
 
-def digest_of(address: str, scope: str, identity: bytes) -> bytes:
+def digest_of(address: str, scope: str, identity: bytes, user: str = "") -> bytes:
     """Return the 16-byte digest of an id that ``scope`` (a client, or a property) gives to a message. Collisions by chance are negligible.
 
-    Digests are in the journal. With another algorithm, the broker would not recognise the repetition of a message stored before an upgrade.
+    ``user`` is the login of the client, whose ids are its own; "" if the id counts for everybody, or the client has no login. Digests are
+    in the journal. With another algorithm, the broker would not recognise the repetition of a message stored before an upgrade.
     """
-    digest = _begun(address, scope).copy()
+    digest = _begun(address, scope, user).copy()
     digest.update(identity)
     return digest.digest()
 
@@ -247,7 +252,7 @@ class DuplicateWindow:
 class DuplicateWindows:
     """The windows of all addresses. If there are too many, the windows with the oldest ids are dropped."""
 
-    __slots__ = ("_clock", "_limits_of", "_schedule", "_swept", "_violations", "by_address")
+    __slots__ = ("_clock", "_limits_of", "_schedule", "_swept", "_violations", "by_address", "plain_until_ms")
 
     def __init__(
         self,
@@ -267,6 +272,8 @@ class DuplicateWindows:
         self._violations = violations
         self._swept: Iterator[str] | None = None  # the addresses that a sweep has still to visit; None between two sweeps
         self.by_address: dict[str, DuplicateWindow] = {}
+        #: Until this time in ms since the epoch, windows may have digests of an earlier version, which has left out the users. 0: none has.
+        self.plain_until_ms = 0
 
     @property
     def admits_repeats(self) -> bool:
@@ -283,6 +290,19 @@ class DuplicateWindows:
                 self._drop_half()
             window = self.by_address[address] = DuplicateWindow(*self._limits_of(address), violations=self._violations)
         return window
+
+    def expire_ms(self) -> int:
+        """Return when the newest of the remembered ids expires, in ms since the epoch; 0 if there is no window."""
+        return max((window.newest_ms + window.period_ms for window in self.by_address.values()), default=0)
+
+    def plain_digest_of(self, address: str, scope: str, identity: bytes) -> bytes | None:
+        """Return the digest of an id without its user, if an earlier version may have remembered it; None if it is not known."""
+        now_ms = self._clock()
+        if self.plain_until_ms < now_ms:
+            self.plain_until_ms = 0
+            return None
+        window, digest = self.by_address.get(address), digest_of(address, scope, identity)
+        return digest if window is not None and window.repeats((digest,), now_ms) else None
 
     def _drop_half(self) -> None:
         for address in sorted(self.by_address, key=lambda address: self.by_address[address].newest_ms)[: WINDOWS_MAX // 2]:

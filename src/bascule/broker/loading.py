@@ -295,6 +295,8 @@ class Loader:
         for message, queues in delayed.items():
             engine.delay(message, queues, self._delayed[message.mid])
         self.engine.confirmed_ingress = dict(self.engine.ingress_positions)
+        plain_until_ms = -1 if self.snapshot is None else self.snapshot.plain_until_ms
+        engine.windows.plain_until_ms = engine.windows.expire_ms() if plain_until_ms < 0 else plain_until_ms
         self._live.clear()
         self._counts.clear()
 

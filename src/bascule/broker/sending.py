@@ -137,18 +137,20 @@ class Sending:
     def send(
         self, address: str, routing: Routing, body: bytes, scan: Scan, container: str, port: SendPort, token: Any,
         transaction: LocalTransaction | None = None, *, waits: bool = False, duplicate_ids: tuple[bytes, ...] | None = None,
+        user: str = "",
     ) -> Retry | None:  # fmt: skip
         """Accept or refuse a message, and answer ``port``: once the message is stored, or at once in a transaction.
 
         If a queue has to drop more messages than one turn has time for, and the caller ``waits``, return a function to call in the next
         turn; else None. The message of a caller that does not wait goes in at once, and the queue makes room for it later.
-        ``duplicate_ids`` are the ids that an earlier try has found, since the search in a large body takes long.
+        ``duplicate_ids`` are the ids that an earlier try has found, since the search in a large body takes long. ``user`` is the login of
+        the sender, "" without one: only the user that has sent a message repeats it.
         """
         try:
             if routing is Routing.ANYCAST and address not in self.addresses.anycast:
                 self._destinations.queue(address)
             if duplicate_ids is None:
-                duplicate_ids = self._duplicate_ids(address, body, scan, container, in_transaction=transaction is not None)
+                duplicate_ids = self._duplicate_ids(address, body, scan, container, user, in_transaction=transaction is not None)
             if (self.stalled is not None or self.memory.blocked) and not self._known(address, duplicate_ids):
                 refusal = self._refusal(scan.durable, transaction)
                 if refusal is not None:
@@ -260,15 +262,20 @@ class Sending:
         finally:
             queue.dropping = False  # also after an error: the next message that finds the queue full starts again
 
-    def _duplicate_ids(self, address: str, body: bytes, scan: Scan, container: str, *, in_transaction: bool) -> tuple[bytes, ...]:
+    def _duplicate_ids(
+        self, address: str, body: bytes, scan: Scan, container: str, user: str, *, in_transaction: bool
+    ) -> tuple[bytes, ...]:  # fmt: skip
         """Return the digests by which a repetition of the message is recognised: of its id, and of ``_AMQ_DUPL_ID`` if the sender sets it.
 
         A client repeats an unanswered send with the same id. It never repeats a send of a transaction, since the whole transaction is in
-        doubt.
+        doubt. Clients of different users may have the same container id and message ids, by accident or in order to harm.
         """
         ids: list[bytes] = []
         if scan.message_id is not None and not in_transaction:
-            ids.append(digest_of(address, container, scan.message_id))
+            plain: bytes | None = None
+            if user and self.windows.plain_until_ms:
+                plain = self.windows.plain_digest_of(address, container, scan.message_id)
+            ids.append(plain or digest_of(address, container, scan.message_id, user))
         if body.find(_DUPLICATE_ID_BYTES, 0, SECTIONS_BEFORE_BODY_BYTES_MAX) >= 0:
             value = application_property(body, DUPLICATE_ID_PROPERTY)
             if value is not None:

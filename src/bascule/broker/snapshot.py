@@ -43,6 +43,7 @@ class Snapshot:
     stored: list[int] = field(default_factory=list)  # ascending mids of messages in the store; all others are higher
     ingress_topic_id: str = ""  # empty in older snapshots
     branches: bytes = b""  # PREPARED and ENDED entries; complete, so that they need nothing of the journal
+    plain_until_ms: int = 0  # as in DuplicateWindows; -1 in older snapshots, in which no digest contains a user
 
     @property
     def id(self) -> str:
@@ -81,7 +82,7 @@ def encode(snapshot: Snapshot) -> EncodedSnapshot:
         "ingress": sorted(snapshot.ingress.items()),
         "ingress_topic_id": snapshot.ingress_topic_id,
         "mids": [len(mids) for mids in snapshot.mids], "counts": [len(counts) for counts in snapshot.counts],
-        "stored": len(snapshot.stored), "branches": len(snapshot.branches),
+        "stored": len(snapshot.stored), "branches": len(snapshot.branches), "plain_until_ms": snapshot.plain_until_ms,
         "windows": [
             [address, len(window.last), window.forgotten_bytes, len(window.segments)] for address, window in snapshot.windows.items()
         ],
@@ -128,7 +129,7 @@ def decode(data: bytes) -> Snapshot:
         snapshot = Snapshot(
             head["epoch"], head["sequence"], head["next_offset"], head["next_queue_id"],
             OffsetMap(head["starts"], head["deltas"], JournalSizes(*head.get("sizes", ([], [])))), head["queues"], dict(head["ingress"]),
-            ingress_topic_id=head.get("ingress_topic_id", ""),
+            ingress_topic_id=head.get("ingress_topic_id", ""), plain_until_ms=head.get("plain_until_ms", -1),
         )  # fmt: skip
         for mid_count, count_count in zip(head["mids"], head["counts"], strict=True):
             snapshot.mids.append(list(struct.unpack_from(f">{mid_count}Q", data, position)))

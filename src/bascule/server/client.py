@@ -91,6 +91,7 @@ class Client:
         self.engine: Engine = server.engine
         self.touch = wire.touch
         self.user = ""
+        self.login = ""  # the user; "" if the client has connected without a login
         self.mechanism = ""  # SASL mechanism of the login
         self.user_ids: UserIdRule | None = None  # for the messages of the client
         self.login_until_s = math.inf  # end of the login, in seconds since 1970
@@ -120,6 +121,7 @@ class Client:
     def logged_in(self, sasl: SaslServer) -> None:
         """Note who the client is. A token gives roles, and has an end."""
         self.user, self.mechanism = sasl.user or "", sasl.mechanism
+        self.login = "" if self.mechanism == ANONYMOUS else self.user
         self.user_ids = UserIdRule.of(self._server.validated_user, self.login)
         if sasl.identity is not None:
             self.permissions = self.permissions.with_roles(sasl.identity.roles)
@@ -181,11 +183,6 @@ class Client:
         except Unauthorized as error:
             self._record(permission.value, address, allowed=False, result=str(error))
             raise
-
-    @property
-    def login(self) -> str:
-        """Return the user; "" if the client has connected without a login."""
-        return "" if self.mechanism == ANONYMOUS else self.user
 
     def unsubscribed(self, queue: BrokerQueue) -> None:
         """Delete a durable subscription for the client."""

@@ -82,7 +82,7 @@ class Transfers:
             if address == MANAGEMENT_ADDRESS:
                 return self._requested(event, producer)
             waiting = client.engine.send(
-                address, routing, body, facts, client.container, producer, event, transaction, waits=True
+                address, routing, body, facts, client.container, producer, event, transaction, waits=True, user=client.login
             )  # fmt: skip
             if waiting is not None:
                 return partial(self._take_later, event, producer, address, routing, waiting)

@@ -246,7 +246,7 @@ class BrokerInMemory:
     def send(
         self, address: str, body: bytes, sender: Sender, token: Any, *,
         routing: Routing = Routing.ANYCAST, container: str = "client", transaction: LocalTransaction | None = None,
-        facts: Scan | None = None,
+        facts: Scan | None = None, user: str = "",
     ) -> None:  # fmt: skip
         """Send an encoded message. ``facts`` are the fields of a message that an earlier version accepted and this one would refuse."""
-        self.engine.send(address, routing, body, facts or scan(body), container, sender, token, transaction)
+        self.engine.send(address, routing, body, facts or scan(body), container, sender, token, transaction, user=user)

@@ -46,11 +46,13 @@ class Bench:
         body = self.engine.bodies.read(message)
         return next(decode(body, start)[0] for section, start, _ in places(body) if section == VALUE)
 
-    def put(self, content: Any, *, to: str = "q", container: str = "client", transaction: Any = None, **options: Any) -> None:
+    def put(
+        self, content: Any, *, to: str = "q", container: str = "client", transaction: Any = None, user: str = "", **options: Any
+    ) -> None:  # fmt: skip
         """Send to a queue, or to a topic if the name begins with "t". The content is also the token."""
         routing = Routing.MULTICAST if to.startswith("t") else Routing.ANYCAST
         body = self.encode(content, **options)
-        self.broker.send(to, body, self.sender, content, routing=routing, container=container, transaction=transaction)
+        self.broker.send(to, body, self.sender, content, routing=routing, container=container, transaction=transaction, user=user)
 
     def fill(self, *contents: Any, **options: Any) -> None:
         """Send, and store."""

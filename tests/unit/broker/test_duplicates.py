@@ -177,6 +177,7 @@ def test_the_limits_of_the_window_are_configurable() -> None:
 def test_duplicate_digests_match_those_in_earlier_journals() -> None:
     """A broker with another algorithm would store a repetition of a message from before its upgrade."""
     assert digest_of("orders", "client-1", b"\xa1\x04ID:1").hex() == "2d863df3a4b292c64a7e64bd22cf4676"
+    assert digest_of("orders", "client-1", b"\xa1\x04ID:1", "ann").hex() == "c1087d918e8e141026dd4b37b466e4d0"
     assert digest_of("orders", "_AMQ_DUPL_ID", b"flight-7").hex() == "3135301f5a475ed156edd704d6581c96"
 
 
