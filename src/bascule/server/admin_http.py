@@ -51,6 +51,7 @@ LIMITS: Final = HandshakeLimits(WAITING_MAX, WAITING_PER_ADDRESS_MAX, REQUEST_TI
 class AdminConnection(H11Protocol):
     """An HTTP connection. It has a place among those that wait for a request, until the request is complete.
 
+    While the peer does not read its answers, the connection has such a place too, and a deadline, whatever requests follow.
     Once a request is answered before it is complete, the rest of the input is read and not parsed, until the peer ends the connection.
     """
 
@@ -117,9 +118,7 @@ class AdminConnection(H11Protocol):
     def handle_events(self) -> None:
         """Check whether the request is complete."""
         super().handle_events()
-        if self._answering():
-            self._handshake.end()
-            self._stop_waiting()
+        self._go_on()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
         """Refuse data that is not HTTP, with an answer like every other. If the body of a request is invalid, its page sends no answer."""
@@ -138,12 +137,13 @@ class AdminConnection(H11Protocol):
         """Wait for the next request, or for the end of the peer if this request was refused before it was complete."""
         whole = self.conn.their_state is not h11.SEND_BODY
         super().on_response_complete()
+        if self._answering():  # the next request, which has arrived in the same piece
+            return
+        self._wait_for_peer()  # also if the connection is closing: the peer may not read the end of its answer
         if self._ended and not self._unparsed:
             self.transport.close()
         if self.transport.is_closing():
             return
-        self._handshake.begin_again()
-        self._wait()
         if not whole:
             self._ignore_the_rest()
         elif self._unparsed and self._next_piece is None:
@@ -163,12 +163,22 @@ class AdminConnection(H11Protocol):
     def pause_writing(self) -> None:
         """Handle a peer that does not read its answer."""
         super().pause_writing()
-        self._wait()
+        self._wait_for_peer()
 
     def resume_writing(self) -> None:
         """Handle a peer that reads again."""
         super().resume_writing()
-        self._stop_waiting()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """End the wait for the peer if a request is complete and the answers before it are read: the server is to act next."""
+        if self._answering() and not self.flow.write_paused:
+            self._handshake.end()
+            self._stop_waiting()
+
+    def _wait_for_peer(self) -> None:
+        self._handshake.begin_again()
+        self._wait()
 
     def _wait(self) -> None:
         self._stop_waiting()
