@@ -16,6 +16,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from bascule.server import handshakes
 from bascule.server.admin_access import CERTIFIED, SECURITY_HEADERS
 from bascule.server.handshakes import Handshake, HandshakeLimits
 from bascule.server.listener_tls import tls_peer
@@ -26,7 +27,8 @@ REQUEST_TIMEOUT_S: Final = 10.0
 KEEP_ALIVE_S: Final = 5
 #: Request line and headers: consoles and scrapers send some hundred bytes, a browser with cookies some thousand.
 HEADERS_BYTES_MAX: Final = 16 << 10
-#: Maximum number of connections that have not sent a complete request, in total and from one address: monitors and consoles have a few.
+#: Maximum number of connections that have not sent a complete request or do not read, in total and from one address: monitors and consoles
+#: have a few.
 WAITING_MAX: Final = 64
 WAITING_PER_ADDRESS_MAX: Final = 48
 #: Maximum number of connections, including those that are being answered; each may hold an answer of some megabytes.
@@ -69,7 +71,7 @@ class AdminConnection(H11Protocol):
         super().connection_made(transport)
         self.app_state = {**self.app_state, CERTIFIED: tls_peer(transport).user, ABORT: self._handshake.abort}
         self._handshake.transport = transport
-        self._wait()
+        self._wait(REQUEST_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the connection."""
@@ -139,8 +141,8 @@ class AdminConnection(H11Protocol):
         super().on_response_complete()
         if self._answering():  # the next request, which has arrived in the same piece
             return
-        self._wait_for_peer()  # also if the connection is closing: the peer may not read the end of its answer
-        if self._ended and not self._unparsed:
+        room = self._wait_for_peer()  # also if the connection is closing: the peer may not read the end of its answer
+        if not room or (self._ended and not self._unparsed):
             self.transport.close()
         if self.transport.is_closing():
             return
@@ -176,13 +178,18 @@ class AdminConnection(H11Protocol):
             self._handshake.end()
             self._stop_waiting()
 
-    def _wait_for_peer(self) -> None:
-        self._handshake.begin_again()
-        self._wait()
+    def _wait_for_peer(self) -> bool:
+        """Wait for the peer, but for a moment only and return False if too many connections of its address wait.
 
-    def _wait(self) -> None:
+        Each complete request admits another connection. Without this limit, one address could get all connections.
+        """
+        room = self._handshake.begin_again()
+        self._wait(REQUEST_TIMEOUT_S if room else handshakes.GRACE_S)
+        return room
+
+    def _wait(self, timeout_s: float) -> None:
         self._stop_waiting()
-        self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self._handshake.abort)
+        self._deadline = self.loop.call_later(timeout_s, self._handshake.abort)
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:

@@ -206,6 +206,36 @@ def test_idle_connections_do_not_block_other_clients(monkeypatch: pytest.MonkeyP
     on_its_loop(ask)
 
 
+def test_requests_of_one_address_do_not_get_it_more_connections_than_its_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshakes, "GRACE_S", 0.5)
+    monkeypatch.setattr(admin_http, "KEEP_ALIVE_S", 60)
+    monkeypatch.setattr(admin_http, "LIMITS", HandshakeLimits(10, 5, SOON_S))
+
+    async def run() -> None:
+        server = AdminServer(Broker(), host="127.0.0.1", port=0)
+        server.start()
+        writers: list[asyncio.StreamWriter] = []
+
+        async def ask() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writers.append(writer)
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+        try:
+            async with asyncio.timeout(SOON_S):
+                await asyncio.gather(*(ask() for _ in range(30)))
+                while len(server._server.server_state.connections) > 5:
+                    await asyncio.sleep(0.01)
+        finally:
+            for writer in writers:
+                writer.close()
+            await server.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
 BODIES = {
     "nested-lists": "[" * 30_000,
     "nested-lists-closed": "[" * 30_000 + "]" * 30_000,
