@@ -172,7 +172,8 @@ def test_random_values_are_others_in_each_batch(spark: SparkSession, tmp_path: P
 def test_transformation_that_cannot_wait_is_named_with_the_reason(spark: SparkSession, divert: DivertSpec, why: str) -> None:
     found = why_not(spark, divert)
     assert found is not None
-    assert why in found
+    assert why in found.reason
+    assert found.lasting is (why != "cannot be planned")
 
 
 @pytest.mark.parametrize(

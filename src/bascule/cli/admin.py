@@ -101,20 +101,24 @@ class AdminApiClient:
 
             self._context = client_context(admin.tls.certificate, "admin.tls")
 
-    def look(self, path: str, **parameters: str | int | list[str]) -> Any:
+    def look(self, path: str, /, **parameters: str | int | list[str]) -> Any:
         """Return the JSON document at a path. Raises InvalidInput, Unavailable."""
         return self.look_within(LOOK_TIMEOUT_S, path, **parameters)
 
     def look_within(self, timeout_s: float, path: str, /, **parameters: str | int | list[str]) -> Any:
         """Return the JSON document at a path, for which the broker needs some time. Raises InvalidInput, Unavailable."""
-        content = self._ask(f"{self._url}/{with_query(path, parameters)}", None, timeout_s)
+        content = self.download_within(timeout_s, path, **parameters)
         answer = parsed(self._url, content)
         note_answer("GET", path, content)
         return answer
 
-    def download(self, path: str, **parameters: str | int | list[str]) -> bytes:
+    def download(self, path: str, /, **parameters: str | int | list[str]) -> bytes:
         """Return the content at a path. Raises InvalidInput, Unavailable."""
-        return self._ask(f"{self._url}/{with_query(path, parameters)}", None, LOOK_TIMEOUT_S)
+        return self.download_within(LOOK_TIMEOUT_S, path, **parameters)
+
+    def download_within(self, timeout_s: float, path: str, /, **parameters: str | int | list[str]) -> bytes:
+        """Return the content at a path, for which the broker needs some time. Raises InvalidInput, Unavailable."""
+        return self._ask(f"{self._url}/{with_query(path, parameters)}", None, timeout_s)
 
     def act(self, action: str, **arguments: str | bool) -> dict[str, Any]:
         """Run an action and return its result. Raises InvalidInput, Unavailable."""

@@ -12,6 +12,8 @@ from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.config import ConfigOption
 from bascule.core.errors import InvalidInput
 
+#: As long as `bascule why` waits for the life of a message, in seconds.
+TIMEOUT_S: Final = 60.0
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -46,8 +48,12 @@ def api(
         for name, value in given:
             known = parameters.get(name)
             parameters[name] = [*known, value] if isinstance(known, list) else value if known is None else [str(known), value]
-        content = client.download(path[1:], **parameters)
+        if "?" in path and parameters:
+            raise InvalidInput(f"path {path!r:.60} has parameters already; give all of them behind the path, or none")
+        content = client.download_within(TIMEOUT_S, path[1:], **parameters)
     else:
+        if twice := sorted({name for number, (name, _) in enumerate(given) if name in dict(given[:number])}):
+            raise InvalidInput(f"member {twice[0]!r:.60} is given more than once; give a JSON array for several values")
         content = client.exchange(verb, path[1:], {name: _value(value) for name, value in given})
     sys.stdout.buffer.write(content)
     sys.stdout.buffer.flush()

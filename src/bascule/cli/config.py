@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
+from bascule.cli.context import context_of_command
 from bascule.cli.output import Format, FormatOption, as_json, line, note, show_document, show_rows
 from bascule.core.errors import InvalidInput
 
@@ -101,8 +102,8 @@ def show(
     if running:
         show_rows(AdminApiClient(admin, config).look("settings"), ("setting", "value"), output)
         return
-    if admin is not None:
-        raise InvalidInput("--admin needs --running")
+    if admin is not None or context_of_command(None, config_given=True) is not None:
+        raise InvalidInput("--admin and --context need --running: only a running broker knows which settings hold there")
     from bascule.config import load
 
     values = load(config).explain()

@@ -11,6 +11,8 @@ from bascule.core.errors import Unavailable
 
 #: Entries of one request.
 PART: Final = 500
+#: What identifies an entry of a list in which that is not its name.
+_KEYS: Final = {"connections": "id", "branches": "xid"}
 
 SearchOption = Annotated[str, typer.Option("--search", help="Show only entries that contain this text", show_default=False)]
 SortOption = Annotated[str, typer.Option("--sort", metavar="COLUMN", help="Sort by this column of `-o wide`", show_default=False)]
@@ -30,18 +32,19 @@ class ListChoice(NamedTuple):
 def listed(client: AdminApiClient, name: str, chosen: ListChoice) -> list[dict[str, Any]]:
     """Return entries of a list of the broker. Raises InvalidInput, and Unavailable also if it is a standby, whose lists are empty.
 
-    A list of more than 500 entries takes several requests: if an entry is deleted meanwhile, another one may be missing.
+    A list of more than 500 entries takes several requests. If it changes meanwhile, an entry may be missing; none is there twice.
     """
     options = {"search": chosen.search, "sort": chosen.sort, "order": "descending" if chosen.descending else ""}
     given = {option: value for option, value in options.items() if value}
-    rows: list[dict[str, Any]] = []
-    wanted = chosen.limit or PART
-    while len(rows) < wanted:
-        part = client.look(f"list/{name}", offset=len(rows), limit=min(PART, wanted - len(rows)), **given)
+    rows: dict[str, dict[str, Any]] = {}
+    offset, wanted = 0, chosen.limit or PART
+    while offset < wanted:
+        part = client.look(f"list/{name}", offset=offset, limit=min(PART, wanted - offset), **given)
         if not part["serving"] and not part["total"]:
             raise Unavailable(f"the broker does not serve clients, so it has no {name}; ask the active broker")
-        rows += part["entries"]
+        rows |= {each[_KEYS.get(name, "name")]: each for each in part["entries"]}
+        offset += len(part["entries"])
         wanted = min(chosen.limit or part["found"], part["found"])
         if not part["entries"]:
             break
-    return rows
+    return list(rows.values())

@@ -34,7 +34,7 @@ from bascule.writer.control import (
     decoded,
     encoded,
 )
-from bascule.writer.control_table import CONTROL_SKIPPED, REDRIVE_SKIPPED, ControlRecord, covered_pipeline, wishes_of
+from bascule.writer.control_table import CONTROL_SKIPPED, REDRIVE_SKIPPED, ControlRecord, covered_pipeline, names_pipeline, wishes_of
 from bascule.writer.position import DIVERT
 from bascule.writer.redrive import JOB_KEY, RedriveJob
 
@@ -94,6 +94,9 @@ class ControlTopics:
         for name, stored in self._table(topic, timeout_s, decides=decides).items():
             place = stored.place(topic, name.encode())
             if name.startswith(prefix):
+                if not names_pipeline(name.removeprefix(DEFINITION_KEY)):
+                    self._skipped(CONTROL_SKIPPED, place, f"{place}: the key names no pipeline")
+                    continue
                 definitions[name.removeprefix(prefix)] = self._readable(PipelineDefinition, stored.value, place)
             elif name.startswith(COVERED_KEY) and (found := self._readable(CoverageMark, stored.value, place)) is not None:
                 covered.setdefault(covered_pipeline(name).removeprefix(DIVERT), []).append(found)

@@ -63,7 +63,7 @@ class KafkaSource:
             #: Partitions with few records left, which wait for more because ``gather`` says so.
             self._gathering: set[Place] = set()
             self._gather = gather
-            #: The ends that the client has reported, each with the time when it came. The client reports each of them once.
+            #: The ends that the client has reported, with the time since when no record has come. It reports each of them once.
             self._ends: dict[Place, tuple[int, float]] = {}
         except KafkaException as error:
             raise Unavailable(f"could not create a client to read sources: {words(error)}") from error
@@ -94,7 +94,8 @@ class KafkaSource:
                 records.append(received_of(message))
                 self._ends.pop(place, None)
             elif failure.code() == KafkaError._PARTITION_EOF:
-                self._ends[place] = known_offset(message), time.monotonic()
+                _, since_s = self._ends.get(place, (0, time.monotonic()))  # an end behind a further marker is no record
+                self._ends[place] = known_offset(message), since_s
             elif not passing(failure):
                 raise Unavailable(f"{place[0]}-{place[1]} cannot be read: {failure.str()}")
         reached = {(record.topic, record.partition): record.offset + 1 for record in records}

@@ -190,6 +190,7 @@ class Carrier:
         self._since_s = time.monotonic()
         self.position = position
         self.begun_at = position.offset
+        self._begun_epoch = position.leader_epoch
         self._reached = self.position.offset
         self._last: SeenRecord | None = None
         self.written = 0
@@ -299,6 +300,11 @@ class Carrier:
         if end <= self.position.offset:
             return
         leader_epoch = self._lineage.check_tail(self.position)
+        if self._begun_epoch not in (UNKNOWN_EPOCH, leader_epoch):
+            # A former leader may have reported the end, and the new one may have records before it. The next task begins with its epoch.
+            if leader_epoch != self.position.leader_epoch:
+                self._writer.write([], self.position, replace(self.position, leader_epoch=leader_epoch))
+            raise Unavailable(f"{self.position.topic}-{self.position.partition} has a new leader, so it must be read again")
         after = replace(self.position, offset=end, leader_epoch=leader_epoch)
         try:
             changed = self._lineage.check_tail(after) != leader_epoch

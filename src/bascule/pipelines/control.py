@@ -24,7 +24,7 @@ from bascule.pipelines.queries import Query, RestartCounts
 from bascule.pipelines.redrive import RedriveJobs
 from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec, user_of, user_of_definition
 from bascule.threads.background import in_background
-from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, Steering, Wishes
+from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState, Steering, Wish, Wishes
 from bascule.writer.definitions import DefinitionSteps
 from bascule.writer.position import DIVERT, INGRESS, Position
 from bascule.writer.reading import READ_TIMEOUT_S
@@ -96,6 +96,8 @@ class DriverControl:
         self._restarts: dict[str, int] = {}
         self._moved: dict[str, str] = {}
         self._told_refused: Mapping[str, str] = {}
+        #: The wanted states and the refusals as of the last look.
+        self._decided: tuple[Mapping[str, Wish], Mapping[str, str]] = {}, {}
         self._reported: dict[str, PipelineReport] = {}
         #: Pipelines with a report that is to be deleted once they are.
         self._stale: set[str] = set()
@@ -187,6 +189,8 @@ class DriverControl:
             log.warning("definition ignored, the configuration file has a pipeline of this name", pipeline=name)
         self._ignored = self._definitions.ignored
         self._steering.follow(wishes)
+        if (decided := (wishes.states, wishes.refused)) != self._decided:  # not after the pause that follows a failed step
+            self._decided, self._step_due_s = decided, 0.0
 
     def _if_allowed(self, name: str) -> DivertSpec | IngressSpec:
         """Return a pipeline, disabled if it may not run."""
@@ -194,8 +198,13 @@ class DriverControl:
 
     def _refusing(self, wishes: Wishes) -> Wishes:
         """Return the wishes, with the diverts whose users may not consume."""
-        users = {pipeline: user_of_definition(pipeline, each.settings) for pipeline, each in wishes.definitions.items()} | self._file_users
-        refusing = wishes.refusing({pipeline: user for pipeline, user in users.items() if user is not None})
+        named = {pipeline: user_of_definition(pipeline, each.settings) for pipeline, each in wishes.definitions.items()} | self._file_users
+        users = {pipeline: user for pipeline, user in named.items() if user is not None}
+        # Until a divert can be changed, it would run with its old settings, for which its old user needs the permission.
+        old = {pipeline: user for pipeline in named.keys() & self._specs.keys() if (user := user_of(self._specs[pipeline])) is not None}
+        changing = wishes.refusing({pipeline: user for pipeline, user in old.items() if user != users.get(pipeline)})
+        refusing = wishes.refusing(users)
+        refusing = replace(refusing, refused={**changing.refused, **refusing.refused})
         for pipeline, reason in refusing.refused.items():
             if self._refused.get(pipeline) != reason:
                 log.warning("divert stopped, its user may not consume", pipeline=pipeline, reason=reason)

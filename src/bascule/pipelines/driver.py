@@ -41,7 +41,7 @@ from bascule.pipelines.registry import joined
 from bascule.pipelines.serving import metrics_of
 from bascule.pipelines.session import StartingSpark
 from bascule.pipelines.slots import SlotWatch, waiting_stages
-from bascule.pipelines.spark import cores, journal_rows, kafka_range, kafka_stream, runs_locally, spark_context, sql_session
+from bascule.pipelines.spark import cloned_session, cores, journal_rows, kafka_range, kafka_stream, runs_locally, spark_context, sql_session
 from bascule.pipelines.spec import PipelinesSpec, StartPosition, from_settings
 from bascule.pipelines.standby import DriverTurn
 from bascule.pipelines.tasks import DivertTask, KnownDiverts
@@ -96,7 +96,7 @@ class Driver:
         self.held = self._holds.held
         self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
-        self._choice = WaitingChoice(pipelines, lambda: self._sql)
+        self._choice = WaitingChoice(pipelines, lambda: cloned_session(self._sql), self._has_stopped)
         self._pools = WorkerPools(lambda: self._spark)
         self._known = KnownDiverts()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
@@ -300,6 +300,9 @@ class Driver:
                 self._join_due_s[name] = time.monotonic() + JOIN_PAUSE_S
             else:
                 self._join_due_s[name] = now + JOIN_LOOK_S
+
+    def _has_stopped(self, name: str) -> bool:
+        return (query := self.queries.get(name)) is not None and query.stopped is not None
 
     def _running(self) -> set[str]:
         return {name for name, query in self.queries.items() if query.running is not None}

@@ -194,7 +194,8 @@ def user_of(spec: DivertSpec | IngressSpec) -> DivertUser | None:
 def user_of_definition(pipeline: str, settings: Mapping[str, Any]) -> DivertUser | None:
     """Return the user of a divert that is defined at run time. The settings may be those of a later version."""
     user = settings.get("user")
-    return DivertUser(str(user), str(settings.get("from", ""))) if user and pipeline.startswith(DIVERT) else None
+    address = settings.get("from", settings.get("from_address", ""))  # the configuration accepts the name of the field, too
+    return DivertUser(str(user), str(address)) if user and pipeline.startswith(DIVERT) else None
 
 
 def ingress_spec(one: Ingress, masked: tuple[str, ...], *, keep_user_id: bool) -> IngressSpec:

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -26,7 +26,7 @@ from bascule.pipelines.spark import cloned_session, journal_rows, kafka_range
 from bascule.pipelines.spec import DivertSpec
 from bascule.pipelines.tasks import DivertTask
 from bascule.pipelines.transforming import TransformingBatch
-from bascule.pipelines.transforming_task import TransformingTask
+from bascule.pipelines.transforming_task import FIRST_MESSAGES, TransformingTask
 from bascule.pipelines.waiting import BATCHES, new_job, sunk, waiting_frame
 from bascule.threads.background import in_background
 
@@ -38,6 +38,10 @@ TURNS: Final = 2
 LOOK_S: Final = 0.1
 #: How long a resident task may take to end after a waiting task has failed on its messages, in seconds. Both failures count as one.
 SETTLE_S: Final = 2.0
+#: Pause, in seconds, before waiting tasks that have failed by themselves are started again. It doubles with each failure of FAILURES_S.
+PAUSE_S: Final = 1.0
+#: After a batch that failed, the first batch has this part of the messages of the first batch before.
+SMALLER: Final = 4
 #: After this many failures within this time, in seconds, the pipeline is carried in micro-batches until its driver ends.
 FAILURES_MAX: Final = 5
 FAILURES_S: Final = 300.0
@@ -57,6 +61,7 @@ class TransformingJob:
         self._tag = f"bascule-{uuid.uuid4().hex}"
         self._over = threading.Event()
         self._failures_s: list[float] = []
+        self._first = FIRST_MESSAGES
         self._resident: ResidentJob | None = None
         self._ended = in_background(self._run, name)
 
@@ -96,6 +101,8 @@ class TransformingJob:
                         return
                     self._failed(error)
                     if error.end:
+                        # It may have been too slow for a batch of this size. Batches grow while they are fast.
+                        self._first = max(1, self._first // SMALLER)
                         self._carry_batch(error.start, error.end)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
@@ -112,7 +119,7 @@ class TransformingJob:
     def _carry(self, path: str) -> None:
         """Run resident and waiting tasks until ``stop``, or until the resident task fails: this raises its error."""
         context = self._session.sparkContext
-        tasks = ResidentTasks([TransformingTask(self._task, path)], self._task.pipelines.kafka, committed=False)
+        tasks = ResidentTasks([TransformingTask(self._task, path, self._first)], self._task.pipelines.kafka, committed=False)
         with self._in_pool(self._pools[0]):
             self._resident = resident = ResidentJob(context, self._name, tasks)
         names = [divert for divert in self._task.diverts if divert.transformed]
@@ -122,13 +129,9 @@ class TransformingJob:
             # They take turns, so of equal length they would end together, and no task would wait until Spark has planned the next ones.
             waiting += [(divert, self._waiting(divert, path, tag, BATCHES // turn)) for divert in names for turn in range(1, TURNS + 1)]
             while resident.active and not self._over.wait(LOOK_S):
-                for place, (divert, job) in enumerate(waiting):
-                    if job.done():
-                        if (error := job.exception()) is not None:
-                            if self._ends(resident):
-                                break
-                            self._failed(error)
-                        waiting[place] = divert, self._waiting(divert, path, tag)
+                for place in self._to_start(resident, [job for _, job in waiting]):
+                    divert = waiting[place][0]
+                    waiting[place] = divert, self._waiting(divert, path, tag)
         finally:
             resident.stop()
             deadline_s = time.monotonic() + STOP_TIMEOUT_S
@@ -138,9 +141,25 @@ class TransformingJob:
         if not self._over.is_set() and (failure := resident.failure()) is not None:
             raise error_from_spark(failure) or failure
 
-    def _ends(self, resident: ResidentJob) -> bool:
-        """Return whether the resident task ends now: the waiting task that has failed had its messages."""
-        deadline_s = time.monotonic() + SETTLE_S
+    def _to_start(self, resident: ResidentJob, jobs: Sequence[Future[None]]) -> list[int]:
+        """Return the places of the waiting tasks to start again: those that have ended, after a pause if one of them has failed.
+
+        Raises Unavailable after too many failures.
+        """
+        done = [place for place, job in enumerate(jobs) if job.done()]
+        if (error := next((error for place in done if (error := jobs[place].exception()) is not None), None)) is None:
+            return done
+        if self._ends(resident, SETTLE_S):
+            return []
+        self._failed(error)
+        if self._ends(resident, PAUSE_S * 2 ** (len(self._failures_s) - 1)):
+            return []
+        # One event may end several tasks, for example all that have workers of one pool: it counts as one failure.
+        return [place for place, job in enumerate(jobs) if job.done()]
+
+    def _ends(self, resident: ResidentJob, within_s: float) -> bool:
+        """Return whether the resident task or the query ends within this time, in seconds."""
+        deadline_s = time.monotonic() + within_s
         while resident.active and time.monotonic() < deadline_s and not self._over.wait(LOOK_S):
             pass
         return not resident.active or self._over.is_set()

@@ -82,17 +82,21 @@ class AskedBatch:
 
 @dataclass(frozen=True, slots=True)
 class TransformingTask:
-    """A DivertTask some of whose diverts have transformations. Waiting tasks reach it at the socket ``path``. Pickled for a worker."""
+    """A DivertTask some of whose diverts have transformations. Waiting tasks reach it at the socket ``path``. Pickled for a worker.
+
+    The first batch ends after ``first`` messages.
+    """
 
     task: DivertTask
     path: str
+    first: int = FIRST_MESSAGES
 
     def run(self, open_source: OpenSource) -> None:
         """Carry the records of the journal from the position on. Raises NotTransformed with the records that need another way."""
         task = self.task
         position = held_position(task.pipelines, task.claim)
         reader, engine, place = task.reader(position), task.engine(), (task.claim.topic, task.claim.partition)
-        state, limit = reader.state(), BatchLimit()
+        state, limit = reader.state(), BatchLimit(self.first)
         names = [divert.name for divert in task.diverts if divert.transformed]
         with (
             Transformer(self.path, names, spark_watch()) as transformer,

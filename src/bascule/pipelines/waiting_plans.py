@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
@@ -34,20 +35,29 @@ _LOOPS: Final = frozenset(
 )  # fmt: skip
 
 
-def why_not(session: SparkSession, divert: DivertSpec) -> str | None:
-    """Return why waiting tasks cannot run a transformation, or None if they can. Nothing is run."""
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why waiting tasks cannot run a transformation. It is ``lasting`` if Spark's plan shows it: another plan would show it as well."""
+
+    reason: str
+    lasting: bool
+
+
+def why_not(session: SparkSession, divert: DivertSpec) -> Obstacle | None:
+    """Return why waiting tasks cannot run a transformation, or None if they can. Nothing is run, but the user's function is called."""
     try:
         execution = waiting_frame(session, divert, "", "")._jdf.queryExecution()
         jvm: Any = session._jvm
         patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         analyzed = execution.analyzed()
         if analyzed.containsPattern(patterns.CURRENT_LIKE()):
-            return "it uses the current time, date, user or catalog"
+            return Obstacle("it uses the current time, date, user or catalog", lasting=True)
         if analyzed.containsPattern(patterns.PLAN_EXPRESSION()):
-            return "it has a subquery"
-        return uncarried(execution.executedPlan())
+            return Obstacle("it has a subquery", lasting=True)
+        reason = uncarried(execution.executedPlan())
+        return None if reason is None else Obstacle(reason, lasting=True)
     except (BasculeError, PySparkException, Py4JError) as error:  # it has passed the check, so it may run in micro-batches
-        return f"it cannot be planned for waiting tasks: {described(error)}"
+        return Obstacle(f"it cannot be planned for waiting tasks: {described(error)}", lasting=False)
 
 
 def uncarried(plan: Any) -> str | None:

@@ -189,9 +189,9 @@ class SpillFiles:
         return segment
 
     def free_bytes(self) -> int:
-        """Return the free bytes of the file system. Raises OSError."""
+        """Return the free bytes of the file system, without those for bodies that wait to be written. Raises OSError."""
         found = os.statvfs(self._directory.parent)
-        return found.f_bavail * found.f_frsize
+        return found.f_bavail * found.f_frsize - self.waiting_bytes
 
     def _check_room(self, size_bytes: int) -> None:
         if self.used_bytes + size_bytes > self.limit_bytes:

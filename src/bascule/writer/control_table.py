@@ -33,7 +33,7 @@ from bascule.writer.redrive import JOB_KEY, RedriveJob, UnreadableRedrive
 #: Events of records that have no effect, for the log.
 CONTROL_SKIPPED: Final = "record of the control of pipelines skipped"
 REDRIVE_SKIPPED: Final = "redrive job skipped"
-#: Names of pipelines, as the configuration accepts them.
+#: Names of pipelines in keys: the configuration accepts no others.
 _PIPELINE: Final = re.compile(rf"(?:{'|'.join(map(re.escape, KINDS.values()))})[A-Za-z0-9][A-Za-z0-9._-]*")
 
 D = TypeVar("D", Wish, RestartWish, OffsetsWish, PipelineDefinition)
@@ -64,10 +64,13 @@ def wishes_of(table: Mapping[str, ControlRecord], skipped: Skipped) -> Wishes:
         for key, record in table.items():
             if key.startswith(prefix):
                 pipeline = key.removeprefix(prefix)
+                if not names_pipeline(pipeline):
+                    skipped(CONTROL_SKIPPED, record.place, f"{record.place}: the key names no pipeline")
+                    continue
                 try:
                     found[pipeline] = decoded(kind, record.value, record.place)
                 except UnreadableControl as error:
-                    if prefix == RESTART_KEY or _PIPELINE.fullmatch(pipeline) is None:
+                    if prefix == RESTART_KEY:
                         skipped(CONTROL_SKIPPED, record.place, str(error))
                     else:
                         unreadable.setdefault(pipeline, {})[prefix] = str(error)
@@ -84,6 +87,11 @@ def wishes_of(table: Mapping[str, ControlRecord], skipped: Skipped) -> Wishes:
         states, restarts, offsets, definitions, _redrives(table, skipped), _covered(table, skipped),
         {pipeline: reasons for pipeline, reasons in unreadable.items() if reasons}, _access(table, skipped),
     )  # fmt: skip
+
+
+def names_pipeline(name: str) -> bool:
+    """Return whether a pipeline may have this name, with the prefix of its kind."""
+    return _PIPELINE.fullmatch(name) is not None
 
 
 def covered_pipeline(key: str) -> str:

@@ -29,6 +29,8 @@ OPERATIONS = {COMMITTED: "commit", ROLLED_BACK: "rollback"}
 #: Interval and total time, in seconds, of questions about an unanswered commit, which may be on its way to the journal.
 ASK_AGAIN_S = 0.05
 SETTLE_S = 30.0
+#: HTTP status of the answer to a request at which the broker itself has failed. It may fail at the same work each time.
+BROKER_FAULT = 500
 _ROLLBACKS = frozenset(code for code in Code if code.name.startswith("XA_RB"))
 #: The errors for the broker's answers, by ``xaCode``.
 ERRORS: dict[Code, type[XaError]] = {
@@ -91,6 +93,8 @@ def checked(reply: Reply) -> int:
     if reply.code not in set(Code):
         raise ResourceError(f"the broker does not support transaction branches: it answered {reply.status} {reply.description}")
     error = ERRORS.get(Code(reply.code), ResourceError)(reply.description, Code(reply.code))
+    if reply.status == BROKER_FAULT:
+        error.retriable = False
     raise _Known(str(error), reply.outcome) if reply.outcome else error
 
 
@@ -193,7 +197,8 @@ async def _settle(calls: BrokerCalls, xid: Xid, since: int | None, error: Resour
             pass
         except ResourceError as refused:  # refused to answer; that is no answer
             raise ResourceFailed(f"{error}; {refused}") from refused
-        raise BranchRolledBack(f"the broker did not commit branch {xid}: {error}", Code.XA_RBCOMMFAIL, cause=error) from error
+        code = Code.XA_RBCOMMFAIL if error.retriable else Code.XA_RBROLLBACK
+        raise BranchRolledBack(f"the broker did not commit branch {xid}: {error}", code, cause=error) from error
 
 
 def _listed(line: str) -> Xid:

@@ -71,6 +71,14 @@ def test_named_configuration_file_and_empty_variable_come_before_the_current_con
     assert bascule("context", "use", "--none").returncode == bascule("queue", "list").returncode == 0
 
 
+def test_settings_of_the_file_are_not_shown_as_those_of_a_context(bascule: Bascule) -> None:
+    bascule("context", "add", "away", "--admin", "http://127.0.0.1:1", "--use")
+    refused = bascule("config", "show", "--context", "away")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "need --running" in refused.stderr
+    assert bascule("config", "show").returncode == 0
+
+
 def test_user_of_a_context_logs_in_with_the_password_in_the_file(served: Broker, bascule: Bascule) -> None:
     Path("password").write_text("a secret\n")
     url = served.url.replace("//", "//ann%40shop@")

@@ -112,7 +112,10 @@ async def test_any_request_can_be_sent(kafka: KafkaInMemory, tmp_path: Path, bas
         assert json.loads(deleted.stdout)["deleted"] == "orders"
         twice = await called(bascule, "api", "GET", "/redrive/letters", "header=a:b", "header=c:d", "header=e:f", *there)
         assert "header" not in twice.stderr
-        for words in (("FETCH", "/status"), ("GET", "status"), ("GET", "/status", "x"), ("GET", "/nowhere"), ("GET", "/overview", "x=1")):
+        for words in (
+            ("FETCH", "/status"), ("GET", "status"), ("GET", "/status", "x"), ("GET", "/nowhere"), ("GET", "/overview", "x=1"),
+            ("GET", "/list/queues?limit=1", "offset=5"), ("POST", "/queues/create", "name=a", "name=b"), ("GET", "/overview", "path=1"),
+        ):  # fmt: skip
             refused = await called(bascule, "api", *words, *there)
             assert (refused.returncode, refused.stdout) == (2, ""), words
 

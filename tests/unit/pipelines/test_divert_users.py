@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from bascule.broker.divert_access import DivertAccess
+from bascule.broker.divert_access import DivertAccess, DivertUser
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka.appender import Appender
 from bascule.kafka.control import ControlTopics
 from bascule.pipelines import control, driver
 from bascule.pipelines.holds import Holds
-from bascule.pipelines.spec import DivertSpec
+from bascule.pipelines.spec import DivertSpec, user_of_definition
 from bascule.writer.control import PipelineReport, PipelineState, WantedState
 from bascule.writer.position import COMMON
 from tests.scenarios.operating import STOPPED, TIMEOUT_S, Killed, Operator
@@ -178,6 +178,32 @@ def test_driver_killed_while_a_divert_is_refused_and_allowed_loses_and_repeats_n
     assert killed
     assert bridge.carried("x") == bridge.carried("y") == ["1", "2", "3"]
     assert bridge.dead() == []
+
+
+def test_refused_divert_never_runs_with_its_old_settings_while_it_cannot_be_changed(
+    bridge: Bridge, operator: Operator, definer: DivertDefiner
+) -> None:
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("y")) as running:
+        running.settle()
+        definer.create(user="ann")
+        say(operator, "late", REFUSED)
+        definer.follow(running)
+        bridge.send("secret")
+        definer.create(revision=2, setting_of_a_later_version=True)
+        wait_for(lambda: running.driver.poll() or NAME in running.driver._control._defined._failures, "the driver to try the change")
+        running.driver.poll()
+        reported(operator, running, NAME, PipelineState.STOPPED, REFUSED)
+        assert definer.carry_all(running) == []
+        definer.create(revision=3)
+        definer.follow(running)
+        running.settle()
+        assert definer.carry_all(running) == ["secret"]
+
+
+def test_decision_about_a_divert_is_about_its_addresses_whatever_their_setting_is_called() -> None:
+    for name in ("from", "from_address"):
+        assert user_of_definition(NAME, {"user": "ann", name: "orders.#"}) == DivertUser("ann", "orders.#")
 
 
 def test_divert_that_is_defined_at_run_time_is_stopped_when_its_new_user_may_not_consume(

@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any, cast
 
 import pytest
+from confluent_kafka import KafkaError
 
 from bascule.core.errors import BadRecord, Unavailable
 from bascule.core.kafka_records import Place, Taken
@@ -31,6 +32,38 @@ def topic(kafka: MockCluster, monkeypatch: pytest.MonkeyPatch) -> MockCluster:
     monkeypatch.setattr(source, "END_LASTS_S", 0.0)
     kafka.create("a", 2)
     return kafka
+
+
+class End:
+    """What the client says about the end of a partition."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def error(self) -> End:
+        return self
+
+    def code(self) -> int:
+        return int(KafkaError._PARTITION_EOF)
+
+    def topic(self) -> str:
+        return PLACES[0][0]
+
+    def partition(self) -> int:
+        return PLACES[0][1]
+
+    def offset(self) -> int:
+        return self._offset
+
+
+def test_end_behind_markers_that_follow_each_other_is_reported(topic: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that gets nothing but aborted transactions has no record, and a new end every half a second."""
+    monkeypatch.setattr(source, "END_LASTS_S", 0.9)
+    with closing(KafkaSource(topic.kafka, {PLACES[0]: 0}, committed=True)) as opened:
+        for now_s, end, reported in ((0.0, 2, {}), (0.5, 4, {}), (1.0, 6, {PLACES[0]: 6}), (1.5, 8, {}), (2.5, 10, {PLACES[0]: 10})):
+            monkeypatch.setattr(source.time, "monotonic", lambda now_s=now_s: now_s)
+            assert opened._taken([cast(Any, End(end))]).ends == reported
+        monkeypatch.undo()
 
 
 def taken_until(found: Iterator[Taken], place: Place, end: int) -> list[Taken]:

@@ -122,6 +122,28 @@ def test_idle_position_does_not_advance_in_log_that_lost_its_tail(source: Source
     assert source.stored().offset == 12
 
 
+def test_end_that_a_former_leader_has_reported_is_not_passed_over(source: Source) -> None:
+    """The new leader has lost the aborted records before this end, and has other records in their place."""
+    source.carry(source.take(), 10)
+    transaction = object()
+    source.kafka.put(TOPIC, b"rolled back", transaction=transaction)
+    source.kafka.partition(TOPIC).mark(transaction, committed=False)
+    claim = Positions(source.pipelines, "").claim(KEY, source.stored())
+
+    def carrier() -> Carrier:
+        return Carrier(source.pipelines, claim, held_position(source.pipelines, claim))
+
+    with carrier() as carrying:
+        source.kafka.partition(TOPIC).new_leader(10)
+        source.put(5)
+        with pytest.raises(Unavailable, match="new leader"):
+            carrying.pass_over(12)
+    assert (source.stored().offset, source.stored().leader_epoch) == (10, 1)
+    with carrier() as carrying:
+        carrying.pass_over(15)
+    assert source.stored().offset == 15
+
+
 def test_position_without_leader_epoch_is_kept_when_topic_reaches_it(source: Source) -> None:
     lineage = PartitionLineage(SETTINGS, TOPIC, 0)
     assert lineage.check_tail(Position(TOPIC, "id", 0, 10)) == 0

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +18,18 @@ from bascule.core.errors import Unavailable
 from bascule.pipelines import transforming, transforming_job
 from bascule.pipelines.exchange import NotTransformed
 from bascule.pipelines.failures import CarriedError, encoded
+from bascule.pipelines.jobs import ResidentTasks
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.pipelines.tasks import DivertTask
 from bascule.pipelines.transforming import SparkBatch, TransformingBatch
 from bascule.pipelines.transforming_job import FAILURES_MAX, TURNS, TransformingJob
+from bascule.pipelines.transforming_task import FIRST_MESSAGES
 from bascule.pipelines.waiting import BATCHES
 from bascule.writer.claims import Claim
 from tests.support.system import wait_for
 
 UPPER = DivertSpec("upper", "orders", "out", select=("upper(text) AS value",))
+LOWER, LENGTH = replace(UPPER, name="lower"), replace(UPPER, name="length")
 
 
 class Spark:
@@ -77,7 +81,9 @@ class Resident:
 
     job_group = "group"
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: ResidentTasks) -> None:
+        task: Any = tasks.tasks[0]
+        self.first: int = task.first
         self.runs, self.stopped = True, False
         self.error: Exception | None = None
         self.looks = 0
@@ -123,10 +129,12 @@ class Batch(Job):
 class Case:
     """A query, started."""
 
-    def __init__(self, spark: Spark) -> None:
+    def __init__(self, spark: Spark, *diverts: DivertSpec) -> None:
         self.spark = spark
         self.given_up = 0
-        task = DivertTask(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me", ("upper",)), (UPPER,))
+        self.diverts = diverts or (UPPER,)
+        names = tuple(divert.name for divert in self.diverts)
+        task = DivertTask(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me", names), self.diverts)
         session: Any = spark
         self.job = TransformingJob(session, "group:a-b-7", task, ("resident", "rows"), spark.in_pool, self._give_up)
 
@@ -142,7 +150,7 @@ class Case:
         """Return the waiting tasks that run now, or none before all of them do."""
         with self.spark.lock:
             found = [job for job in self.spark.waiting if not job.ended.done()]
-        return found if len(found) == TURNS else []
+        return found if len(found) == TURNS * len(self.diverts) else []
 
     def batch(self, number: int) -> Batch:
         wait_for(lambda: len(self.spark.batches) >= number, "a batch")
@@ -153,8 +161,8 @@ class Case:
 def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     found = Spark()
 
-    def resident(*_: Any) -> Resident:
-        found.residents.append(Resident())
+    def resident(_context: Any, _name: str, tasks: ResidentTasks) -> Resident:
+        found.residents.append(Resident(tasks))
         return found.residents[-1]
 
     def frame(_session: Any, _divert: Any, path: str, _job: str, _passed: Any, count: int) -> Any:
@@ -177,6 +185,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     monkeypatch.setattr(transforming_job, "LOOK_S", 0.005)
     monkeypatch.setattr(transforming_job, "SETTLE_S", 0.05)
     monkeypatch.setattr(transforming_job, "CANCEL_S", 0.005)
+    monkeypatch.setattr(transforming_job, "PAUSE_S", 0.001)
     return found
 
 
@@ -222,10 +231,19 @@ def test_failed_batch_is_carried_without_waiting_tasks_and_then_all_tasks_run_ag
     assert case.given_up == 0
 
 
+def test_first_batch_becomes_smaller_with_each_failure_so_that_a_slow_transformation_can_answer(case: Case) -> None:
+    for number in range(1, FAILURES_MAX + 1):
+        case.resident(number).fail(NotTransformed("no answer", number, number + 1))
+        case.batch(number).end()
+    case.resident(FAILURES_MAX + 1)
+    assert [resident.first for resident in case.spark.residents] == [FIRST_MESSAGES, 25, 6, 1, 1, 1]
+
+
 def test_failure_without_records_carries_no_batch(case: Case) -> None:
     case.resident(1).fail(NotTransformed("the socket cannot be used"))
     case.resident(2)
     assert case.spark.batches == []
+    assert case.spark.residents[1].first == FIRST_MESSAGES
 
 
 def test_failure_of_a_waiting_task_and_of_the_resident_task_that_waits_for_it_count_once(
@@ -263,6 +281,50 @@ def test_waiting_tasks_that_fail_by_themselves_end_the_query_after_too_many_fail
     assert isinstance(case.job.failure(), Unavailable)
     assert resident.stopped
     assert case.given_up == 1
+
+
+def test_all_waiting_tasks_that_end_together_count_as_one_failure(spark: Spark) -> None:
+    case = Case(spark, UPPER, LOWER, LENGTH)
+    resident = case.resident(1)
+    for job in case.waiting():
+        job.end(RuntimeError("the workers were killed"))
+    wait_for(lambda: not case.job.active or (len(spark.waiting) > 3 * TURNS and case.waiting()), "other tasks")
+    assert case.job.active
+    assert case.given_up == 0
+    assert spark.residents == [resident]
+    case.job.stop()
+
+
+def test_pause_doubles_while_failures_follow_each_other_and_ends_with_the_query(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transforming_job, "PAUSE_S", 1.0)
+    pauses: list[float] = []
+    case = Case(spark)
+    ends = case.job._ends
+
+    def noted(resident: Any, within_s: float) -> bool:
+        pauses.append(within_s)
+        return ends(resident, 600.0 if len(pauses) == 8 else 0.0)
+
+    monkeypatch.setattr(case.job, "_ends", noted)
+    for number in range(1, 5):
+        case.resident(1)
+        case.waiting()[0].end(RuntimeError("no worker"))
+        wait_for(lambda expected=2 * number: len(pauses) == expected, "a pause")
+    assert pauses[1::2] == [1.0, 2.0, 4.0, 8.0]
+    case.job.stop()
+    assert not case.job.active
+
+
+def test_resident_task_that_ends_in_the_pause_is_not_waited_for(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transforming_job, "PAUSE_S", 600.0)
+    case = Case(spark)
+    case.resident(1)
+    case.waiting()[0].end(RuntimeError("no worker"))
+    wait_for(lambda: case.job._failures_s, "the failure")
+    spark.residents[0].fail(NotTransformed("no waiting task was ready", 3, 7))
+    case.batch(1).end()
+    case.resident(2)
+    case.job.stop()
 
 
 def test_other_error_of_the_resident_task_ends_the_query(case: Case) -> None:

@@ -107,7 +107,7 @@ class Case:
         writer.close()
         return DivertTask(replace(bridge.pipelines, **more), bridge.positions.claim(key, position), self.diverts)  # type: ignore[arg-type]
 
-    def run(self, task: DivertTask, transform: Transform) -> None:
+    def run(self, task: DivertTask, transform: Transform, first: int = FIRST_MESSAGES) -> None:
         """Carry the journal up to its end."""
         threads: list[threading.Thread] = []
 
@@ -118,7 +118,7 @@ class Case:
             yield iter([Taken(self.records(offset), [place])])
 
         try:
-            TransformingTask(task, self.path).run(opened)
+            TransformingTask(task, self.path, first).run(opened)
         finally:
             for thread in threads:
                 thread.join()
@@ -295,19 +295,16 @@ def test_batches_grow_while_they_are_fast_and_shrink_to_those_that_a_slow_transf
     assert limit.messages == 2
 
 
-def test_size_of_a_batch_follows_the_time_that_the_last_one_took(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = BatchLimit(1)
-    monkeypatch.setattr(transforming_task, "BatchLimit", lambda: limit)
-    case.bridge.send("a", "b", "c")
+def test_first_batch_has_the_size_that_was_asked_for_and_the_next_one_follows_the_time_that_it_took(case: Case) -> None:
+    case.bridge.send("a", "b", "c", "d")
     visible: list[int] = []
 
     def transform(message: AskedMessage) -> list[MadeRow]:
         visible.append(len(case.bridge.carried("plain")) if message.offset > 1 else 0)
         return upper(message)
 
-    case.run(case.task(), transform)
-    assert visible == [0, 1, 1], "the second batch has two messages"
-    assert limit.messages == 4
+    case.run(case.task(), transform, first=1)
+    assert visible == [0, 1, 1, 3], "the second batch has two messages"
 
 
 def test_message_that_no_transformation_takes_asks_nobody(case: Case) -> None:

@@ -99,7 +99,8 @@ def test_transformation_that_cannot_be_planned_here_stays_in_micro_batches(error
     session: Any = None
     why = why_not(session, DIVERT)
     assert why is not None
-    assert why.startswith("it cannot be planned for waiting tasks: ")
+    assert why.reason.startswith("it cannot be planned for waiting tasks: ")
+    assert not why.lasting
 
 
 def test_source_of_a_plan_that_is_only_looked_at_fails_at_once_when_the_users_function_runs_it() -> None:
