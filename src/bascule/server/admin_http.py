@@ -16,6 +16,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from bascule.server import handshakes
 from bascule.server.admin_access import CERTIFIED, SECURITY_HEADERS
 from bascule.server.handshakes import Handshake, HandshakeLimits
 from bascule.server.listener_tls import tls_peer
@@ -26,7 +27,8 @@ REQUEST_TIMEOUT_S: Final = 10.0
 KEEP_ALIVE_S: Final = 5
 #: Request line and headers: consoles and scrapers send some hundred bytes, a browser with cookies some thousand.
 HEADERS_BYTES_MAX: Final = 16 << 10
-#: Maximum number of connections that have not sent a complete request, in total and from one address: monitors and consoles have a few.
+#: Maximum number of connections that have not sent a complete request or do not read, in total and from one address: monitors and consoles
+#: have a few.
 WAITING_MAX: Final = 64
 WAITING_PER_ADDRESS_MAX: Final = 48
 #: Maximum number of connections, including those that are being answered; each may hold an answer of some megabytes.
@@ -51,6 +53,7 @@ LIMITS: Final = HandshakeLimits(WAITING_MAX, WAITING_PER_ADDRESS_MAX, REQUEST_TI
 class AdminConnection(H11Protocol):
     """An HTTP connection. It has a place among those that wait for a request, until the request is complete.
 
+    While the peer does not read its answers, the connection has such a place too, and a deadline, whatever requests follow.
     Once a request is answered before it is complete, the rest of the input is read and not parsed, until the peer ends the connection.
     """
 
@@ -68,7 +71,7 @@ class AdminConnection(H11Protocol):
         super().connection_made(transport)
         self.app_state = {**self.app_state, CERTIFIED: tls_peer(transport).user, ABORT: self._handshake.abort}
         self._handshake.transport = transport
-        self._wait()
+        self._wait(REQUEST_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the connection."""
@@ -117,9 +120,7 @@ class AdminConnection(H11Protocol):
     def handle_events(self) -> None:
         """Check whether the request is complete."""
         super().handle_events()
-        if self._answering():
-            self._handshake.end()
-            self._stop_waiting()
+        self._go_on()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
         """Refuse data that is not HTTP, with an answer like every other. If the body of a request is invalid, its page sends no answer."""
@@ -138,12 +139,13 @@ class AdminConnection(H11Protocol):
         """Wait for the next request, or for the end of the peer if this request was refused before it was complete."""
         whole = self.conn.their_state is not h11.SEND_BODY
         super().on_response_complete()
-        if self._ended and not self._unparsed:
+        if self._answering():  # the next request, which has arrived in the same piece
+            return
+        room = self._wait_for_peer()  # also if the connection is closing: the peer may not read the end of its answer
+        if not room or (self._ended and not self._unparsed):
             self.transport.close()
         if self.transport.is_closing():
             return
-        self._handshake.begin_again()
-        self._wait()
         if not whole:
             self._ignore_the_rest()
         elif self._unparsed and self._next_piece is None:
@@ -163,16 +165,31 @@ class AdminConnection(H11Protocol):
     def pause_writing(self) -> None:
         """Handle a peer that does not read its answer."""
         super().pause_writing()
-        self._wait()
+        self._wait_for_peer()
 
     def resume_writing(self) -> None:
         """Handle a peer that reads again."""
         super().resume_writing()
-        self._stop_waiting()
+        self._go_on()
 
-    def _wait(self) -> None:
+    def _go_on(self) -> None:
+        """End the wait for the peer if a request is complete and the answers before it are read: the server is to act next."""
+        if self._answering() and not self.flow.write_paused:
+            self._handshake.end()
+            self._stop_waiting()
+
+    def _wait_for_peer(self) -> bool:
+        """Wait for the peer, but for a moment only and return False if too many connections of its address wait.
+
+        Each complete request admits another connection. Without this limit, one address could get all connections.
+        """
+        room = self._handshake.begin_again()
+        self._wait(REQUEST_TIMEOUT_S if room else handshakes.GRACE_S)
+        return room
+
+    def _wait(self, timeout_s: float) -> None:
         self._stop_waiting()
-        self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self._handshake.abort)
+        self._deadline = self.loop.call_later(timeout_s, self._handshake.abort)
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:

@@ -60,10 +60,9 @@ class Handshake:
         """Give the place back after a login or a lost connection. A second call has no effect."""
         self._handshakes.ended(self)
 
-    def begin_again(self) -> None:
-        """Take a place again, because the connection has no user any more."""
-        self.begun_s = time.monotonic()
-        self._handshakes.begun(self)
+    def begin_again(self) -> bool:
+        """Take a place again, because the connection waits for its peer again. Return False if its address has too many places."""
+        return self._handshakes.begun_again(self)
 
     def abort(self) -> None:
         """Abort the connection in any state of its handshake."""
@@ -120,6 +119,16 @@ class Handshakes:
         """Count a handshake that has begun."""
         self._all[handshake] = None
         self._by_address.setdefault(handshake.address, {})[handshake] = None
+
+    def begun_again(self, handshake: Handshake) -> bool:
+        """Count a connection that waits for its peer again; it has a place even if none is free. Return whether one was free."""
+        most = self.limits.per_address_max
+        if handshake not in self._all:
+            handshake.begun_s = time.monotonic()
+            self.begun(handshake)
+            if most and len(self._by_address[handshake.address]) > most:
+                self._make_room(self._by_address[handshake.address])
+        return not most or len(self._by_address[handshake.address]) <= most
 
     def ended(self, handshake: Handshake) -> None:
         """Count a handshake that has ended."""

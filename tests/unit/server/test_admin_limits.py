@@ -118,6 +118,62 @@ def test_a_peer_that_does_not_read_its_answer_is_closed_after_the_timeout(monkey
         runner.run(run())
 
 
+STYLE = b"GET /console/style.css HTTP/1.1\r\nHost: localhost\r\n"  # an answer of some KiB for everybody
+
+
+@pytest.mark.parametrize("last", [b"", b"Connection: close\r\n"], ids=["one-more-request", "connection-close"])
+def test_a_peer_that_sends_requests_and_reads_no_answer_is_closed_after_the_timeout(last: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        server = AdminServer(Broker(), host="127.0.0.1", port=0)
+        server.start()
+        loop, state, asked = asyncio.get_running_loop(), server._server.server_state, 0
+
+        async def fill(full: Callable[[Any], bool]) -> None:
+            nonlocal asked
+            while not any(map(full, state.connections)):
+                await loop.sock_sendall(sock, STYLE + b"\r\n")
+                asked += 1
+                while state.total_requests < asked:
+                    await asyncio.sleep(0)
+
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", server.port))
+            sock.setblocking(False)
+            async with asyncio.timeout(SOON_S):
+                await fill(lambda connection: connection.transport.get_write_buffer_size() > 0)
+                monkeypatch.setattr(admin_http, "REQUEST_TIMEOUT_S", 1.0)
+                if not last:
+                    await fill(lambda connection: connection.flow.write_paused)
+                assert state.connections
+                await loop.sock_sendall(sock, STYLE + last + b"\r\n")
+                while state.connections:
+                    await asyncio.sleep(0.01)
+        assert state.total_requests == asked + bool(last)
+        await server.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+def test_a_page_behind_another_request_in_the_same_piece_may_take_longer_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_http, "REQUEST_TIMEOUT_S", 0.2)
+
+    class Slow(Broker):
+        async def look(self, name: str, parameters: Mapping[str, str]) -> object:
+            await asyncio.sleep(0.6)  # the time of the page
+            return await super().look(name, parameters)
+
+    async def ask(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        requests = [f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n" for path in ("/livez", "/messages/life?id=a")]
+        writer.write("".join(requests).encode())
+        assert (await until_closed(reader)).count(b"HTTP/1.1 200") == 2
+        writer.close()
+
+    on_its_loop(ask, Slow())
+
+
 def test_silent_peers_do_not_block_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshakes, "GRACE_S", 0.2)
     monkeypatch.setattr(admin_http, "LIMITS", HandshakeLimits(10, 5, SOON_S))
@@ -148,6 +204,36 @@ def test_idle_connections_do_not_block_other_clients(monkeypatch: pytest.MonkeyP
             writer.close()
 
     on_its_loop(ask)
+
+
+def test_requests_of_one_address_do_not_get_it_more_connections_than_its_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshakes, "GRACE_S", 0.5)
+    monkeypatch.setattr(admin_http, "KEEP_ALIVE_S", 60)
+    monkeypatch.setattr(admin_http, "LIMITS", HandshakeLimits(10, 5, SOON_S))
+
+    async def run() -> None:
+        server = AdminServer(Broker(), host="127.0.0.1", port=0)
+        server.start()
+        writers: list[asyncio.StreamWriter] = []
+
+        async def ask() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writers.append(writer)
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+        try:
+            async with asyncio.timeout(SOON_S):
+                await asyncio.gather(*(ask() for _ in range(30)))
+                while len(server._server.server_state.connections) > 5:
+                    await asyncio.sleep(0.01)
+        finally:
+            for writer in writers:
+                writer.close()
+            await server.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
 
 
 BODIES = {
