@@ -108,7 +108,7 @@ LIMITS: Final = {
         Limit("amqp.scram", "CLIENT_NONCE_BYTES_MAX", "the nonce of a login by SCRAM", REFUSED_LOGIN, "bytes"),
         Limit("amqp.limits", "SASL_ROUNDS_MAX", "challenges of a login", f"{CLOSES}{RESOURCE}"),
         Limit("server.usage", "ALLOWANCES_MAX", "users without clients whose allowance of messages a second is kept", "forgets the oldest"),
-        Limit("server.ingress_refusals", "LOGGED_MAX", "refused messages of ingresses that are logged, by user and address", "logs no more"),
+        Limit("server.ingress_refusals", "LOGGED_MAX", "refusals of messages of ingresses that are logged, each once", "logs no more"),
         Limit("server.login_delays", "FREE_FAILURES", "failed logins of a user from an address", "delays further logins of the pair"),
         Limit("server.login_delays", "ADDRESS_FREE_FAILURES", "failed logins from an address", "delays further logins from there"),
         Limit("server.login_delays", "USER_FREE_FAILURES", "failed logins of a user", "delays further logins of the user"),
