@@ -9,7 +9,7 @@ import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.config import ConfigOption
-from bascule.cli.lists import DescendingOption, LimitOption, ListChoice, SearchOption, SortOption, listed
+from bascule.cli.lists import add_list
 from bascule.cli.output import Format, FormatOption, cell, note, show_document, show_result, show_rows, table
 
 queues = typer.Typer(help="Show queues, and act on them.", epilog="Example:  bascule queue show orders", no_args_is_help=True)
@@ -75,19 +75,10 @@ def _chosen(ids: list[str] | None) -> dict[str, str]:
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-@queues.command("list", epilog="Example:  bascule queue list --sort messages --descending --limit 10")
-def list_queues(
-    search: SearchOption = "",
-    sort: SortOption = "",
-    descending: DescendingOption = False,
-    limit: LimitOption = None,
-    config: ConfigOption = None,
-    admin: AdminOption = None,
-    output: FormatOption = Format.TABLE,
-) -> None:
-    """Show queues, and the queues of subscriptions."""
-    chosen = ListChoice(search, sort, descending, limit)
-    show_rows(listed(AdminApiClient(admin, config), "queues", chosen), QUEUE_COLUMNS, output)
+add_list(
+    queues, "queues", QUEUE_COLUMNS, text="Show queues, and the queues of subscriptions.",
+    example="bascule queue list --sort messages --descending --limit 10",
+)  # fmt: skip
 
 
 @queues.command("show", epilog="Example:  bascule queue show orders")
@@ -187,19 +178,10 @@ def moment(time_ms: int | None) -> str | None:
 # -- subscriptions and connections -------------------------------------------------------------------------------------
 
 
-@subscriptions.command("list", epilog="Example:  bascule subscription list")
-def list_subscriptions(
-    search: SearchOption = "",
-    sort: SortOption = "",
-    descending: DescendingOption = False,
-    limit: LimitOption = None,
-    config: ConfigOption = None,
-    admin: AdminOption = None,
-    output: FormatOption = Format.TABLE,
-) -> None:
-    """Show the subscriptions of topics."""
-    chosen = ListChoice(search, sort, descending, limit)
-    show_rows(listed(AdminApiClient(admin, config), "subscriptions", chosen), SUBSCRIPTION_COLUMNS, output)
+add_list(
+    subscriptions, "subscriptions", SUBSCRIPTION_COLUMNS, text="Show the subscriptions of topics.",
+    example="bascule subscription list",
+)  # fmt: skip
 
 
 @subscriptions.command("create", epilog="Example:  bascule subscription create prices --topic news.prices --client-id billing")
@@ -236,19 +218,10 @@ def delete_subscription(
     _done(AdminApiClient(admin, config).act("subscriptions/delete", name=name, force=force), output)
 
 
-@connections.command("list", epilog="Example:  bascule connection list")
-def list_connections(
-    search: SearchOption = "",
-    sort: SortOption = "",
-    descending: DescendingOption = False,
-    limit: LimitOption = None,
-    config: ConfigOption = None,
-    admin: AdminOption = None,
-    output: FormatOption = Format.TABLE,
-) -> None:
-    """Show the connections of clients."""
-    chosen = ListChoice(search, sort, descending, limit)
-    show_rows(listed(AdminApiClient(admin, config), "connections", chosen), CONNECTION_COLUMNS, output)
+add_list(
+    connections, "connections", CONNECTION_COLUMNS, text="Show the connections of clients.",
+    example="bascule connection list",
+)  # fmt: skip
 
 
 @connections.command("close", epilog="Example:  bascule connection close 127.0.0.1:50312")
@@ -265,19 +238,11 @@ def close_connection(
 # -- branches ----------------------------------------------------------------------------------------------------------
 
 
-@branches.command("list", epilog="Example:  bascule branch list")
-def list_branches(
-    search: SearchOption = "",
-    sort: SortOption = "",
-    descending: DescendingOption = False,
-    limit: LimitOption = None,
-    config: ConfigOption = None,
-    admin: AdminOption = None,
-    output: FormatOption = Format.TABLE,
-) -> None:
-    """Show branches that are prepared, and branches that an administrator has ended and that are not forgotten yet."""
-    found = listed(AdminApiClient(admin, config), "branches", ListChoice(search, sort, descending, limit))
-    show_rows([{**each, "since": moment(each["since_ms"])} for each in found], BRANCH_COLUMNS, output)
+add_list(
+    branches, "branches", BRANCH_COLUMNS,
+    text="Show branches that are prepared, and branches that an administrator has ended and that are not forgotten yet.",
+    example="bascule branch list", row=lambda entry: {**entry, "since": moment(entry["since_ms"])},
+)  # fmt: skip
 
 
 @branches.command("commit", epilog="Example:  bascule branch commit 1111577411:shop/0199...:broker")

@@ -1,12 +1,15 @@
-"""Lists that the broker searches, sorts and cuts: the options of the commands that print them, and their requests."""
+"""Lists that the broker searches, sorts and cuts: the commands that print them, and their requests."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from bascule.cli.admin import AdminApiClient
+from bascule.cli.admin import AdminApiClient, AdminOption
+from bascule.cli.config import ConfigOption
+from bascule.cli.output import Format, FormatOption, show_rows
 from bascule.core.errors import Unavailable
 
 #: Entries of one request.
@@ -48,3 +51,24 @@ def listed(client: AdminApiClient, name: str, chosen: ListChoice) -> list[dict[s
         if not part["entries"]:
             break
     return list(rows.values())
+
+
+def add_list(
+    commands: typer.Typer, name: str, columns: tuple[str, ...], *, text: str, example: str,
+    row: Callable[[dict[str, Any]], dict[str, Any]] = lambda entry: entry,
+) -> None:  # fmt: skip
+    """Add the command ``list``, which prints a list of the broker. ``row`` makes a row of an entry; ``text`` is the help of the command."""
+
+    def show(
+        search: SearchOption = "",
+        sort: SortOption = "",
+        descending: DescendingOption = False,
+        limit: LimitOption = None,
+        config: ConfigOption = None,
+        admin: AdminOption = None,
+        output: FormatOption = Format.TABLE,
+    ) -> None:
+        chosen = ListChoice(search, sort, descending, limit)
+        show_rows([row(entry) for entry in listed(AdminApiClient(admin, config), name, chosen)], columns, output)
+
+    commands.command("list", help=text, epilog=f"Example:  {example}")(show)

@@ -10,7 +10,7 @@ import typer
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import QueueName, SelectorOption, connections, queues
 from bascule.cli.config import ConfigOption
-from bascule.cli.lists import DescendingOption, LimitOption, ListChoice, SearchOption, SortOption, listed
+from bascule.cli.lists import add_list
 from bascule.cli.output import Format, FormatOption, as_json, line, note, show_rows
 
 topics = typer.Typer(help="List topics.", epilog="Example:  bascule topic list", no_args_is_help=True)
@@ -70,19 +70,10 @@ def show_message(
         line(as_json(client.look("messages/show", queue=name, id=id), indent=2))
 
 
-@topics.command("list", epilog="Example:  bascule topic list")
-def list_topics(
-    search: SearchOption = "",
-    sort: SortOption = "",
-    descending: DescendingOption = False,
-    limit: LimitOption = None,
-    config: ConfigOption = None,
-    admin: AdminOption = None,
-    output: FormatOption = Format.TABLE,
-) -> None:
-    """Show topics with their number of subscriptions."""
-    chosen = ListChoice(search, sort, descending, limit)
-    show_rows(listed(AdminApiClient(admin, config), "topics", chosen), TOPIC_COLUMNS, output)
+add_list(
+    topics, "topics", TOPIC_COLUMNS, text="Show topics with their number of subscriptions.",
+    example="bascule topic list",
+)  # fmt: skip
 
 
 @connections.command("show", epilog="Example:  bascule connection show 127.0.0.1:50312")
