@@ -112,7 +112,6 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "clients that are forgotten in favour of others: REMEMBERED_MAX": ("server/interruptions.py Interruptions.lost",),
     "WINDOWS_MAX": ("broker/duplicates.py DuplicateWindows._drop_half",),
     "BUCKETS": ("broker/groups.py Groups.leave",),
-    "the consumers of one queue: broker.max_links_per_user": ("broker/groups.py Groups.pop_some",),
     "the selectors of the consumers of one queue, counted as steps": (
         "broker/ready.py Ready.in_views", "broker/ready.py Ready.insert", "broker/ready.py Ready.take",
     ),

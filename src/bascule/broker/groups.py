@@ -30,7 +30,7 @@ class Groups:
     A consumer holds a group from the first message of the group that it gets, but not for messages that its selector does not match.
     """
 
-    __slots__ = ("_parked", "_places", "_queue_ready", "_takers", "holders")
+    __slots__ = ("_all", "_parked", "_places", "_queue_ready", "_takers", "holders")
 
     def __init__(self, ready: Ready, takers: dict[QueueConsumer, None]) -> None:
         """Share ``takers`` with the queue: a consumer is added when a message is set aside for it."""
@@ -38,6 +38,7 @@ class Groups:
         self._takers = takers
         self.holders: dict[int, QueueConsumer] = {}
         self._parked: dict[QueueConsumer, Lines] = {}
+        self._all = Lines()  # the messages set aside for all consumers: a reader must not look at a thousand consumers for each piece
         self._places: dict[int, Lines] = {}  # where each message is set aside, by position
 
     def peek(self, consumer: QueueConsumer, allowance: Allowance) -> BrokerMessage | None:
@@ -75,6 +76,7 @@ class Groups:
         if own is None:
             own = self._parked[holder] = Lines()
         own.insert(message)
+        self._all.insert(message)
         self._places[message.position] = own
         self._takers[holder] = None
 
@@ -98,8 +100,7 @@ class Groups:
         while own is not None and own.count:
             steps = 0
             while steps < PIECE_STEPS and (message := own.peek()) is not None:
-                own.remove(message)
-                del self._places[message.position]
+                self.remove(message)
                 self._queue_ready.insert(message)
                 steps += MOVE_STEPS + self._queue_ready.take_steps
             yield steps
@@ -111,6 +112,7 @@ class Groups:
         if own is None:
             return False
         own.remove(message)
+        self._all.remove(message)
         return True
 
     @property
@@ -118,25 +120,23 @@ class Groups:
         """Return the number of messages that are set aside."""
         return len(self._places)
 
-    def after(self, place: QueuePlace, count: int) -> Iterator[list[BrokerMessage]]:
-        """Yield for each consumer the next messages behind a place among those set aside for it."""
-        for own in self._parked.values():
-            yield own.after(place, count)
+    def after(self, place: QueuePlace, count: int) -> list[BrokerMessage]:
+        """Return the next messages behind a place among those set aside, at most ``count``, all of one priority."""
+        return self._all.after(place, count)
 
     def pop_some(self) -> list[BrokerMessage]:
-        """Remove and return some of the messages that are set aside; an empty list if there are none."""
-        for own in self._parked.values():
-            if own.count:
-                popped = list(own.pop_some())
-                for message in popped:
-                    del self._places[message.position]
-                return popped
-        return []
+        """Remove and return some of the messages that are set aside; an empty list if there are none.
+
+        The queue is deleted, and delivers none of them.
+        """
+        popped = list(self._all.pop_some())
+        for message in popped:
+            self._places.pop(message.position).remove(message)
+        return popped
 
     def parked(self) -> Iterator[BrokerMessage]:
         """Yield all messages that are set aside."""
-        for own in self._parked.values():
-            yield from own
+        yield from self._all
 
 
 def _before(first: BrokerMessage, second: BrokerMessage) -> bool:

@@ -16,6 +16,7 @@ from bascule.broker.order import Line, QueuePlace
 from bascule.broker.policy import DROP, AddressPolicy
 from bascule.broker.ports import ConsumerPort
 from bascule.broker.ready import Ready, SelectorView
+from bascule.broker.schedule import ScheduledAction
 from bascule.broker.turns import Allowance
 from bascule.core.destination import Routing
 from bascule.jms.lookup import MessageLookup
@@ -55,7 +56,7 @@ class BrokerQueue:
         "dropping", "durable", "expiry_watched", "groups", "held", "held_bytes", "held_messages", "id", "idle_since_ms", "incoming",
         "incoming_bytes", "name", "no_local_container", "owner", "ready", "recovered_mid", "reserved_mid", "reserving_mid",
         "returning", "routing", "selector_text", "settings", "shared", "starved", "subscription", "sweep_at_ms", "sweeping",
-        "takers", "unused_since_ms", "user", "volatile",
+        "takers", "timer_for", "unused_since_ms", "user", "volatile",
     )  # fmt: skip
 
     def __init__(self, queue_id: int, name: str, address: str, routing: Routing, settings: AddressPolicy, *, durable: bool) -> None:
@@ -84,6 +85,7 @@ class BrokerQueue:
         self.asking: dict[QueueConsumer, None] = {}  # consumers to be told when the queue has delivered all that it can
         self.returning = 0  # running returns of messages; the queue delivers nothing meanwhile, to keep the order
         self.blocked: dict[object, Callable[[], object]] = {}  # callers that wait for room in the full queue, and their callbacks
+        self.timer_for: dict[object, ScheduledAction] = {}  # for the queue, by purpose; they end with the queue
         self.owner: object = None  # of a temporary queue: the only connection that may consume from it
         self.sweep_at_ms = 0  # time of the next sweep for expired messages, 0 if none is scheduled
         self.unused_since_ms = 0  # of a durable subscription: when its last consumer left; 0 while it has one
@@ -101,6 +103,16 @@ class BrokerQueue:
         self.shared = False
         self.subscription = ""  # name of the subscription, "" for an anycast queue
         self.user = ""  # the user who has created the queue, "" for the broker's owner
+
+    def keep_timer(self, purpose: object, timer: ScheduledAction) -> None:
+        """Keep a scheduled action for the queue, in place of an earlier one for the same purpose.
+
+        Without this, clients could fill the memory with actions that are due in years, also of queues that are deleted.
+        """
+        earlier = self.timer_for.get(purpose)
+        if earlier is not None:
+            earlier.cancel()
+        self.timer_for[purpose] = timer
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the queue for the journal."""
@@ -274,10 +286,12 @@ class BrokerQueue:
         found = self.ready.after(place, count)
         if self.groups is None or not self.groups.count:
             return found
-        parts = [part for part in (found, *self.groups.after(place, count)) if part]
-        highest = max((part[0].priority for part in parts), default=0)
-        merged = [message for part in parts if part[0].priority == highest for message in part]
-        return sorted(merged, key=lambda message: message.position)[:count]
+        parked = self.groups.after(place, count)
+        if not found or not parked:
+            return found or parked
+        if found[0].priority != parked[0].priority:
+            return max(found, parked, key=lambda part: part[0].priority)
+        return sorted((*found, *parked), key=lambda message: message.position)[:count]
 
     def add(self, message: BrokerMessage) -> None:
         """Add a message that waits behind all others of its priority."""

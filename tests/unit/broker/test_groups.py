@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bascule.broker.message import BrokerMessage
-from bascule.broker.order import Line
+from bascule.broker.order import FRONT, Line, place_of
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.testing.broker import Receiver
 from tests.unit.broker.conftest import Bench
@@ -145,6 +145,32 @@ def test_messages_set_aside_for_several_consumers_are_removed_without_a_search(b
     bench.broker.settle()
     assert queue.waiting_count == 0
     assert not searched  # each was the first of the messages set aside for its consumer, or of the queue
+
+
+@pytest.mark.interpreted
+def test_reader_looks_at_few_consumers_whatever_number_has_messages_set_aside(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    holders = [bench.consumer(credit=1) for _ in range(40)]
+    for number in range(40):
+        bench.fill(number, group=f"g{number}")
+    for number in range(3 * 40):
+        bench.fill(number, group=f"g{number % 40}", priority=4 + number % 2)
+    bench.broker.give(bench.consumer(credit=0), 1)
+    bench.broker.settle()
+    queue = bench.queue()
+    assert queue.groups is not None
+    assert queue.groups.count > 90
+    assert sum(len(holder.received) for holder in holders) >= 20
+    in_order = [message.position for message in queue.waiting()]
+    looked: list[Line] = []
+    after = Line.after
+    monkeypatch.setattr(Line, "after", lambda line, *rest: looked.append(line) or after(line, *rest))  # type: ignore[func-returns-value]
+    place, read = FRONT, list[BrokerMessage]()
+    while found := queue.after(place, 10):
+        assert len(looked) <= 4
+        looked.clear()
+        read += found
+        place = place_of(found[-1])
+    assert [message.position for message in read] == in_order
 
 
 def test_exclusive_queue_serves_oldest_consumer_until_it_leaves() -> None:
