@@ -305,9 +305,11 @@ class Deliveries:
         due_ms = self.clock() + pause_ms
         for message in messages:
             queue.delayed.put(message, due_ms)
-        self.schedule.at(due_ms, self._try_again, queue, messages)
+        purpose = object()
+        queue.keep_timer(purpose, self.schedule.cancellable(due_ms, self._try_again, queue, purpose, messages))
 
-    def _try_again(self, queue: BrokerQueue, messages: list[BrokerMessage]) -> None:
+    def _try_again(self, queue: BrokerQueue, purpose: object, messages: list[BrokerMessage]) -> None:
+        queue.timer_for.pop(purpose, None)
         self.turns.left -= DUE_STEPS * len(messages)
         self.put_back(queue, [message for message in messages if queue.delayed.remove(message)], failed=False)
 

@@ -28,8 +28,11 @@ REMOVED_PER_STEP = 20
 #: Changes of a queue, as the audit names them.
 CREATED = "create queue"
 DELETED = "delete queue"
-#: Steps of ending a consumer of a deleted queue.
+#: Steps of ending a consumer of a deleted queue, and of cancelling one of its timers.
 END_STEPS = 50
+CANCEL_STEPS = 5
+#: The purpose of the timer of a queue.
+_UNUSED = "unused"
 
 
 class Destinations:
@@ -186,6 +189,9 @@ class Destinations:
         journaled, queue.held = queue.held, Held()  # no snapshot reads the messages any more
         for count in journaled.emptied():
             yield count // REMOVED_PER_STEP
+        while queue.timer_for:  # they would keep the queue and its messages in memory until they are due
+            queue.timer_for.popitem()[1].cancel()
+            yield CANCEL_STEPS
         groups = queue.groups
         while messages := queue.delayed.pop_some() or queue.ready.pop_some() or (groups is not None and groups.pop_some()):
             for message in messages:
@@ -238,7 +244,7 @@ class Destinations:
         if self._unused(queue):
             watched, queue.idle_since_ms = queue.idle_since_ms, self.clock()
             if not watched:
-                self._deliveries.schedule.at(queue.idle_since_ms + queue.settings.auto_delete_ms, self._delete_unused, queue)
+                self._look_later(queue, queue.idle_since_ms + queue.settings.auto_delete_ms)
 
     def _unused(self, queue: BrokerQueue) -> bool:
         return (
@@ -253,4 +259,7 @@ class Destinations:
         elif due_ms <= self.clock():
             self.delete_queue(queue)
         else:
-            self._deliveries.schedule.at(due_ms, self._delete_unused, queue)
+            self._look_later(queue, due_ms)
+
+    def _look_later(self, queue: BrokerQueue, due_ms: int) -> None:
+        queue.keep_timer(_UNUSED, self._deliveries.schedule.cancellable(due_ms, self._delete_unused, queue))

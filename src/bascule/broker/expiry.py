@@ -24,6 +24,8 @@ EXPIRE_STEPS: Final = 50
 #: Messages that a sweep examines in one piece, and messages for each step.
 SWEPT_MESSAGES: Final = 400
 _PER_STEP: Final = 4
+#: The purpose of the timer of a queue.
+_SWEEP: Final = "sweep"
 
 
 class Expiry:
@@ -47,7 +49,7 @@ class Expiry:
             due_ms = max(expiry_ms, self._clock() + pause_ms)
             if not queue.sweep_at_ms or due_ms < queue.sweep_at_ms:
                 queue.sweep_at_ms = due_ms
-                self._schedule.at(due_ms, self._sweep, queue, due_ms)
+                queue.keep_timer(_SWEEP, self._schedule.cancellable(due_ms, self._sweep, queue, due_ms))
 
     def _sweep(self, queue: BrokerQueue, due_ms: int) -> None:
         """Begin a sweep of the queue, unless an earlier or later one replaces it."""

@@ -6,11 +6,15 @@ The journal stores each change, so that a restart neither ends a subscription ea
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from bascule.broker.journaling import Journaling
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.schedule import Schedule
 from bascule.journal.records import Op, json_entry
+
+#: The purpose of the timer of a subscription.
+_UNUSED_FOR_LONG: Final = "unused for long"
 
 
 class SubscriptionUse:
@@ -41,12 +45,13 @@ class SubscriptionUse:
         """Schedule the expiry of a subscription, at most once however often its consumers come and go."""
         if queue.settings.subscription_expiry_ms and not queue.expiry_watched:
             queue.expiry_watched = True
-            self._schedule.at(queue.unused_since_ms + queue.settings.subscription_expiry_ms, self._look, queue)
+            due_ms = queue.unused_since_ms + queue.settings.subscription_expiry_ms
+            queue.keep_timer(_UNUSED_FOR_LONG, self._schedule.cancellable(due_ms, self._look, queue))
 
     def _look(self, queue: BrokerQueue) -> None:
         queue.expiry_watched = False
-        if queue.deleted or not queue.unused_since_ms:
-            return
+        if queue.deleted or not queue.unused_since_ms or not queue.settings.subscription_expiry_ms:
+            return  # the owner may have turned expiry off meanwhile
         if queue.unused_since_ms + queue.settings.subscription_expiry_ms <= self._clock():
             self._expire(queue)
         else:
