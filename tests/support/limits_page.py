@@ -336,7 +336,7 @@ OTHERS: Final = {
     "broker.local_transactions.REPEATED_MAX": "among how many acknowledgements a repeated one is recognised",
     "broker.ingress_tail.CHUNKS_MAX": "bounds what Kafka brings",
     "broker.message.PRIORITY_MAX": "the same range as in jms.sections",
-    "broker.planned_sends.ROUNDS_MAX": "how often outdated pieces of a plan are planned in further turns",
+    "broker.planned_sends.ROUNDS_MAX": "how often outdated pieces of a plan are planned in further turns before a longer turn may end it",
     "broker.schedule.CANCELLED_MAX": "when the schedule is cleared of what was cancelled",
     "broker.collecting.ROUNDS_MAX": "how often a snapshot looks for new messages before its last piece",
     "broker.store_move.ROUND_BYTES_MAX": "how much moves to the store at once",

@@ -63,7 +63,8 @@ class Route(NamedTuple):
 #: Limit of selector steps for one message: for all subscriptions of one address, and for all subscriptions with wildcards.
 SELECTOR_STEPS_MAX = 50_000
 #: Limit of the steps to compare an address with the patterns of all subscriptions with wildcards, which is done when the address is used
-#: after a subscription has changed. Patterns of fewer words than in a step count for none.
+#: after a subscription has changed. Patterns of fewer words than in a step count for none, unless they have another wildcard besides a #
+#: before their end: a search may examine all of these.
 PATTERN_STEPS_MAX = 10_000
 #: Words of a pattern that are compared in a step of about a microsecond.
 PATTERN_WORDS_PER_STEP: Final = 10
@@ -82,10 +83,16 @@ def _steps_key(address: str) -> str:
 
 
 def _pattern_steps(queue: BrokerQueue) -> int:
-    """Return the steps to compare an address with the pattern of a subscription; 0 for a queue, and for an address without wildcards."""
+    """Return the steps to compare an address with the pattern of a subscription; 0 for a queue, and for an address without wildcards.
+
+    An address may lead a search to all patterns that have another wildcard besides a ``#`` in the middle, and only to a few short ones of
+    the others.
+    """
     if queue.routing is Routing.ANYCAST or not has_wildcards(queue.address):
         return 0
-    return (queue.address.count(".") + 1) // PATTERN_WORDS_PER_STEP
+    words = queue.address.split(".")
+    spreads = "#" in words[:-1] and words.count("#") + words.count("*") > 1
+    return max(len(words) // PATTERN_WORDS_PER_STEP, int(spreads))
 
 
 @dataclass(slots=True)
@@ -112,6 +119,7 @@ class AddressBook:
     routes_bytes: int = 0  # bytes of the routes that are kept
     names_bytes: int = 0  # bytes of the names of queues, and of client ids with durable subscriptions
     version: int = 0  # changes with each change of a binding
+    forgotten: int = 0  # how often routes were forgotten, also because bindings have changed
     routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)  # the routes that are kept
     _selector_steps: Counter[str] = field(default_factory=Counter)  # by address; one sum for all addresses with wildcards
     _pattern_steps: int = 0  # of all subscriptions with wildcards
@@ -148,8 +156,9 @@ class AddressBook:
         words = _pattern_steps(queue)
         if words and self._pattern_steps + words > PATTERN_STEPS_MAX:
             raise ResourceLimit(
-                f"the pattern {queue.address[:60]!r} has {queue.address.count('.') + 1} words, and all subscriptions with wildcards"
-                f" together may have {PATTERN_STEPS_MAX * PATTERN_WORDS_PER_STEP}; use shorter patterns"
+                f"the pattern {queue.address[:60]!r} has {queue.address.count('.') + 1} words; the patterns of all subscriptions together"
+                f" may have {PATTERN_STEPS_MAX * PATTERN_WORDS_PER_STEP}, of which one with # before its end and another wildcard counts"
+                f" for at least {PATTERN_WORDS_PER_STEP}; use shorter patterns with fewer wildcards"
             )
         steps = queue.wanting_steps
         if steps and self._selector_steps[_steps_key(queue.address)] + steps > SELECTOR_STEPS_MAX:
@@ -195,6 +204,11 @@ class AddressBook:
         """Use another policy."""
         self.policy = policy
         self._changed()
+
+    @property
+    def searched(self) -> int:
+        """Return the steps of all searches for the subscriptions of an address so far."""
+        return self._bound.searched
 
     def route(self, address: str, routing: Routing) -> Route:
         """Return the route of messages that are sent to ``address`` as ``routing`` says."""
@@ -242,6 +256,7 @@ class AddressBook:
         """Drop all routes; they are computed again when they are needed."""
         self.routes.clear()
         self.routes_bytes = 0
+        self.forgotten += 1
 
     def knows(self, address: str, routing: Routing) -> bool:
         """Return True if a message to the address, or a consumer of the address, would not have to create it.

@@ -38,6 +38,14 @@ class RecordTooLarge(ResourceLimit):
     xa_rollback_code = Code.XA_RBOTHER
 
 
+class BindingsChanged(ResourceLimit):
+    """Raised when subscriptions changed again and again while the decisions about many messages were planned. Nothing was done."""
+
+    retriable = True
+    xa_code = Code.XA_RETRY
+    xa_rollback_code = Code.XA_RBTRANSIENT
+
+
 class BodyUnavailable(BasculeError):
     """Raised when a spilled message body cannot be read. The journal still has the body: a restart of the broker restores it."""
 

@@ -17,7 +17,7 @@ from bascule.broker.errors import MemoryLow, RequestFailed, ResourceLimit
 from bascule.broker.leaving import Ack, collect
 from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES
 from bascule.broker.message import BrokerMessage
-from bascule.broker.planned_sends import PIECE_PLACES, SEND_STEPS, Placed
+from bascule.broker.planned_sends import PIECE_PLACES, SEND_STEPS, Placed, decision_steps
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.broker.returns import PIECE_MESSAGES, RangeReturn, by_queue
@@ -122,8 +122,10 @@ class LocalTransactions:
         if not transaction.since_ms:
             self._begin_to_hold(transaction)
         drafts = transaction.drafts
+        if not drafts:
+            transaction.routed_at = self._sending.addresses.forgotten
         drafts.append(draft)
-        transaction.commit_steps += SEND_STEPS + route.steps
+        transaction.commit_steps += SEND_STEPS + decision_steps(draft, route)
         size_bytes = draft.message.size_bytes + len(route.target.encoded) + SEND_OVERHEAD_BYTES
         transaction.size_bytes += size_bytes
         self._charge(transaction, size_bytes + MESSAGE_BYTES)
@@ -210,7 +212,7 @@ class LocalTransactions:
 
         If the result is False, the caller calls this function again in the next turn and adds nothing to the transaction before that.
         """
-        if transaction.doomed is not None or self._is_short(transaction):
+        if transaction.doomed is not None or (self._is_short(transaction) and self._routes_are_known(transaction)):
             return True
         plan = transaction.plan
         if not isinstance(plan, CommitPlan):
@@ -228,6 +230,10 @@ class LocalTransactions:
             plan = transaction.plan = PreparePlan(transaction, self.memory)
             plan.begin(self._deliveries.turns)
         return plan.over
+
+    def _routes_are_known(self, transaction: LocalTransaction) -> bool:
+        """Return False if the routes of the messages are to be found again: subscriptions with any selectors may have come since."""
+        return not transaction.drafts or transaction.routed_at == self._sending.addresses.forgotten
 
     @staticmethod
     def _is_short(transaction: LocalTransaction) -> bool:

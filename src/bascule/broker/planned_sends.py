@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, Generic, TypeVar
 
 from bascule.broker.addresses import Route
+from bascule.broker.errors import BindingsChanged
 from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import BrokerMessage
 from bascule.broker.plans import PlanInTurns
@@ -25,28 +26,40 @@ T = TypeVar("T")
 PIECE_PLACES: Final = 200
 #: Steps to plan a message of a client, besides those of its route.
 SEND_STEPS: Final = 4
+#: Bytes of a message for one more step, if a selector reads its properties.
+READ_BYTES_PER_STEP: Final = 1_000
 #: Steps of planning after which other work runs.
 PIECE_STEPS: Final = 200
 #: Outdated pieces with at most this many steps are planned again in the turn that carries out the plan.
 AT_ONCE_STEPS: Final = 2_000
+#: The same after ROUNDS_MAX rounds.
+LAST_AT_ONCE_STEPS: Final = 20_000
 #: Steps to compare routes in that turn.
 COMPARED_AT_ONCE_STEPS: Final = 20_000
 #: Steps to compare a route, and queues of it for one more step: the route is worked out again.
 COMPARE_STEPS: Final = 5
 QUEUES_PER_STEP: Final = 2
-#: Outdated pieces are planned again in further turns at most this many times: clients that change bindings all the time must not delay a
-#: commit without end.
+#: Rounds in which outdated pieces are planned again in further turns. After them one longer turn ends the plan, if that is enough: clients
+#: that change bindings all the time must not delay a commit without end.
 ROUNDS_MAX: Final = 5
+#: After this many rounds the plan fails: to plan the rest in one turn could take the broker minutes.
+FAILED_ROUNDS: Final = 20
 
 #: A message, and where it goes; None if its queue does not exist and must be created first.
 Planned = tuple[Draft, SendPlan | None]
+
+
+def decision_steps(draft: Draft, route: Route) -> int:
+    """Return the steps to find the queues of a message on its route: selectors and diverts may read the whole message."""
+    steps = route.steps + len(route.exclusive) * EVALUATION_STEPS
+    return steps + draft.message.size_bytes // READ_BYTES_PER_STEP if route.filtered or route.exclusive else steps
 
 
 class Piece(Generic[T]):
     """Consecutive messages that enter their queues together: at most PIECE_PLACES places, or one message."""
 
     __slots__ = (
-        "_numbered", "_parts", "_places", "digests", "entries", "ids", "items", "lacking", "messages", "routes", "stalled", "steps",
+        "_numbered", "_parts", "_places", "digests", "entries", "ids", "items", "lacking", "messages", "routes", "size_bytes", "stalled",
         "version", "volatile",
     )  # fmt: skip
 
@@ -61,7 +74,7 @@ class Piece(Generic[T]):
         self.stalled = stalled  # whether the journal was stalled
         self.volatile = False  # whether the entry of a message depends on that
         self.lacking = False  # whether a queue must be created first
-        self.steps = 0
+        self.size_bytes = 0  # of the messages
         self._parts: list[bytes] = []
         self._places = 0
         #: Messages, their queues, their delivery times, and the numbers of their entries in the piece; -1 if the message has no mid.
@@ -74,6 +87,7 @@ class Piece(Generic[T]):
     def add(self, item: T, draft: Draft, plan: SendPlan | None) -> None:
         """Add a message."""
         self.items.append(item)
+        self.size_bytes += draft.message.size_bytes
         if plan is None:
             self._places += 1
             self.lacking = True
@@ -91,11 +105,6 @@ class Piece(Generic[T]):
         draft.message.durable = draft.durable
         if queues:
             self._numbered.append((draft.message, queues, draft.delivery_time_ms, number))
-
-    @property
-    def compare_steps(self) -> int:
-        """Return the steps to find out whether the routes have changed."""
-        return sum([COMPARE_STEPS + len(route.queues) // QUEUES_PER_STEP for route in self.routes.values()])
 
     def complete(self) -> None:
         """Note that the piece gets no more messages."""
@@ -130,7 +139,7 @@ class PlannedSends(PlanInTurns, Generic[T]):
     """A plan of messages. ``incoming`` has the number and bytes of the messages for each queue."""
 
     __slots__ = (
-        "_admits", "_ids", "_plan_one", "_rounds", "_send_steps", "_sending", "_version", "count", "duplicates", "incoming", "messages",
+        "_admits", "_ids", "_plan_one", "_rounds", "_send_steps", "_sending", "count", "duplicates", "incoming", "messages",
         "now_ms", "pieces", "size_bytes",
     )  # fmt: skip
 
@@ -147,7 +156,6 @@ class PlannedSends(PlanInTurns, Generic[T]):
         self._plan_one = plan_one
         self._admits = admits
         self._send_steps = send_steps
-        self._version = sending.addresses.version
         self._rounds = 0
         self._ids: set[bytes] = set()  # duplicate ids of all pieces
         self.now_ms = now_ms
@@ -176,6 +184,8 @@ class PlannedSends(PlanInTurns, Generic[T]):
 
         ``create`` creates the queue of an address if it is missing. Without ``create`` the piece lacks the queue.
         """
+        addresses = self._sending.addresses
+        searched = addresses.searched
         draft, plan = self._plan_one(item, self.now_ms)
         ids = draft.duplicate_ids if self._admits else ()
         if ids and self._repeats(draft.address, ids):
@@ -189,10 +199,9 @@ class PlannedSends(PlanInTurns, Generic[T]):
         if ids:
             self._ids.update(ids)
             piece.ids.setdefault(draft.address, []).extend(ids)
-        steps = self._send_steps
+        steps = self._send_steps + addresses.searched - searched
         if plan is not None:
-            steps += plan[0].steps + len(plan[0].exclusive) * EVALUATION_STEPS
-        piece.steps += steps
+            steps += decision_steps(draft, plan[0])
         return steps
 
     def _piece(self, pieces: list[Piece[T]], places: int) -> Piece[T]:
@@ -232,27 +241,53 @@ class PlannedSends(PlanInTurns, Generic[T]):
         """
         if not self.over:
             return False
-        if self.failed or self._rounds >= ROUNDS_MAX or self._few_outdated():
+        if self.failed or self._few_outdated(LAST_AT_ONCE_STEPS if self._rounds >= ROUNDS_MAX else AT_ONCE_STEPS):
+            return True
+        if self._rounds >= FAILED_ROUNDS:
+            self.fail(
+                BindingsChanged(f"subscriptions to the addresses of {self.count} messages have changed {self._rounds} times meanwhile")
+            )
             return True
         self._rounds += 1
         self.go_on(self._renewed(self._recreate))
         return False
 
-    def _few_outdated(self) -> bool:
-        changed = self._version != self._sending.addresses.version
-        if changed and sum(piece.compare_steps for piece in self.pieces) > COMPARED_AT_ONCE_STEPS:
-            return False
-        return sum(piece.steps for piece in self.pieces if self._outdated(piece)) <= AT_ONCE_STEPS
+    def _few_outdated(self, steps_max: int) -> bool:
+        """Return True if planning the outdated pieces again takes few steps, and so does finding them."""
+        left, outdated = COMPARED_AT_ONCE_STEPS, 0
+        for piece in self.pieces:
+            if self._known_outdated(piece) is False:
+                continue
+            looking = self._look(piece)
+            try:
+                while left >= 0:
+                    left -= next(looking)
+            except StopIteration as end:
+                outdated += end.value
+            if left < 0 or outdated > steps_max:
+                return False
+        return True
 
-    def _outdated(self, piece: Piece[T]) -> bool:
-        """Return True if a message of a piece would be planned in another way now."""
+    def _look(self, piece: Piece[T]) -> Generator[int, None, int]:
+        """Return the steps to plan a piece again on the routes of now; 0 if it is not outdated. Yields steps."""
+        addresses, changed, most = self._sending.addresses, bool(self._known_outdated(piece)), 0
+        version = addresses.version
+        for key, route in piece.routes.items():
+            searched = addresses.searched
+            now = addresses.route(*key)
+            changed, most = changed or now != route, max(most, now.steps)
+            yield COMPARE_STEPS + len(route.queues) // QUEUES_PER_STEP + addresses.searched - searched
+        if not changed:
+            piece.version = version
+            changed = bool(self._known_outdated(piece))
+        return len(piece.items) * (self._send_steps + most) + piece.size_bytes // READ_BYTES_PER_STEP if changed else 0
+
+    def _known_outdated(self, piece: Piece[T]) -> bool | None:
+        """Return True if a message of a piece would be planned in another way now; None if its routes have to be compared first."""
         if piece.lacking or (piece.volatile and piece.stalled is not (self._sending.stalled is not None)):
             return True
-        addresses = self._sending.addresses
-        if piece.version != addresses.version:
-            if any(addresses.route(*key) != route for key, route in piece.routes.items()):
-                return True
-            piece.version = addresses.version
+        if piece.version != self._sending.addresses.version:
+            return None
         windows = self._sending.windows.by_address
         return any(address in windows and not windows[address].digests.isdisjoint(ids) for address, ids in piece.ids.items())
 
@@ -263,32 +298,26 @@ class PlannedSends(PlanInTurns, Generic[T]):
 
     def _renewed(self, create: Callable[[str], None]) -> Generator[int, None, None]:
         """Plan outdated pieces again."""
-        self._version = self._sending.addresses.version
         renewed: list[Piece[T]] = []
-        steps = 0
         for piece in self.pieces:
-            steps += 1 + piece.compare_steps
-            if self._outdated(piece):
-                steps += self._again(piece, renewed, create)
+            if self._known_outdated(piece) is not False and (yield from self._look(piece)):
+                yield from self._again(piece, renewed, create)
             else:
                 renewed.append(piece)
-            if steps >= PIECE_STEPS:
-                yield steps
-                steps = 0
+                yield 1
         self.pieces = renewed
-        yield steps
 
-    def _again(self, piece: Piece[T], renewed: list[Piece[T]], create: Callable[[str], None]) -> int:
-        """Plan a piece again, as one or more pieces. Return the steps."""
+    def _again(self, piece: Piece[T], renewed: list[Piece[T]], create: Callable[[str], None]) -> Generator[int, None, None]:
+        """Plan a piece again, as one or more pieces. Yields the steps of each message, whose route may have become a long one."""
         self._sum(piece, -1)
         for ids in piece.ids.values():
             self._ids.difference_update(ids)
         fresh: list[Piece[T]] = []
-        steps = sum(self._add(fresh, item, create) for item in piece.items)
+        for item in piece.items:
+            yield self._add(fresh, item, create)
         if fresh:
             self._close(fresh[-1])
         renewed += fresh
-        return steps
 
     # -- the turn that carries out the plan --------------------------------------------------------------------------
 
@@ -299,7 +328,7 @@ class PlannedSends(PlanInTurns, Generic[T]):
         """
         sending = self._sending
         journaling, windows = sending.journaling, sending.windows
-        if any(map(self._outdated, self.pieces)):
+        if any(self._known_outdated(piece) is not False for piece in self.pieces):
             for _ in self._renewed(sending.recreate):
                 pass
         sending.counters.duplicates += self.duplicates

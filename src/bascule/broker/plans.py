@@ -42,6 +42,10 @@ class PlanInTurns:
         """Return True if an error has ended the work. ``finish`` raises the error."""
         return self._failure is not None
 
+    def fail(self, error: Exception) -> None:
+        """Give the plan up: ``finish`` raises this error."""
+        self._failure = error
+
     def ready(self) -> bool:
         """Return True if the plan may be carried out in this turn."""
         return self.over

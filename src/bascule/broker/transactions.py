@@ -34,7 +34,7 @@ class LocalTransaction:
 
     __slots__ = (
         "acks", "begun_at", "charged_bytes", "charged_deliveries", "commit_steps", "doomed", "drafts", "handed_over", "id", "plan",
-        "queues", "since_ms", "size_bytes",
+        "queues", "routed_at", "since_ms", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, transaction_id: bytes, begun_at: int) -> None:
@@ -45,7 +45,8 @@ class LocalTransaction:
         self.acks: list[tuple[QueueConsumer, BrokerMessage]] = []
         self.queues: dict[BrokerQueue, None] = {}  # queues from which it has received
         self.size_bytes = 0
-        self.commit_steps = 0  # steps to decide about its messages
+        self.commit_steps = 0  # steps to decide about its messages on the routes of their arrival
+        self.routed_at = -1  # AddressBook.forgotten when its first message arrived
         self.plan: PlanInTurns | None = None  # of its commit or prepare, if that is long
         self.charged_bytes = 0  # in the account of memory
         self.charged_deliveries = 0  # in the account of memory: acknowledged deliveries, unsettled until the end

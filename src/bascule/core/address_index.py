@@ -15,6 +15,10 @@ from bascule.core.destination import has_wildcards
 
 V = TypeVar("V", bound=Hashable)
 
+#: Cost of a search for each node that it examines, and for each 32 characters of the words of the node.
+CHILD_STEPS: Final = 2
+_CHARS_PER_STEP_BITS: Final = 5
+
 #: The words that the head of a pattern consumes of an address, before the tree. If an address begins with an empty word, a leading ``#``
 #: stands for that word only, and two of them also for the words after it.
 _NONE, _ONE_LEADING, _SEVERAL_LEADING = range(3)
@@ -87,6 +91,7 @@ class AddressIndex(Generic[V]):
     def __init__(self, values: Iterable[tuple[str, V]] = ()) -> None:
         """``values`` are patterns, each with its value."""
         self._count = 0  # number of values added so far
+        self.searched = 0  # cost of all searches so far, in steps of about a microsecond
         self._values: dict[str, dict[V, int]] = {}  # by pattern
         self._roots: Final[tuple[_Node[V], ...]] = tuple(_Node("") for _ in (_NONE, _ONE_LEADING, _SEVERAL_LEADING))
         for pattern, value in values:
@@ -129,6 +134,7 @@ class AddressIndex(Generic[V]):
             if places & address.end:
                 found |= node.values
             for child in _children(node, address, places):
+                self.searched += CHILD_STEPS + (len(child.label) >> _CHARS_PER_STEP_BITS)
                 behind = address.behind(places, child.label)
                 if behind:
                     waiting.append((child, behind))

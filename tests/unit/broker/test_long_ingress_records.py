@@ -12,6 +12,7 @@ import pytest
 
 from bascule.broker import planned_sends
 from bascule.broker.containment import ErrorContainment
+from bascule.broker.errors import BindingsChanged
 from bascule.broker.ingress_access import Arrival
 from bascule.broker.ingress_tail import FAILED_RETRY_MS, IngressTaking, RecordSends
 from bascule.broker.policy import BLOCK, AddressPolicy, Policy
@@ -156,7 +157,7 @@ def test_bindings_that_change_in_each_turn_delay_a_long_record_for_a_limited_num
 ) -> None:
     monkeypatch.setattr(planned_sends, "AT_ONCE_STEPS", 0)
     subscriptions = [bench.subscription("s0")]
-    taking = Taking(bench, record(0, MANY, to="t"))
+    taking = Taking(bench, record(0, MANY, to="t"), steps=5 * STEPS)
     while taking.turn():
         assert len(subscriptions) < 2 * MANY
         subscriptions.append(bench.subscription(f"s{len(subscriptions)}"))
@@ -164,6 +165,26 @@ def test_bindings_that_change_in_each_turn_delay_a_long_record_for_a_limited_num
     assert len(subscriptions) > planned_sends.ROUNDS_MAX
     assert all(bench.waiting(subscription) == list(range(MANY)) for subscription in subscriptions)
     assert all(subscription.incoming == 0 for subscription in subscriptions)
+
+
+def test_long_record_waits_if_bindings_change_too_often_to_plan_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    contained: list[Exception] = []
+    bench.engine.journaling.errors = ErrorContainment(lambda _, error, __: contained.append(error))
+    monkeypatch.setattr(planned_sends, "AT_ONCE_STEPS", 0)
+    monkeypatch.setattr(planned_sends, "LAST_AT_ONCE_STEPS", 0)
+    monkeypatch.setattr(planned_sends, "ROUNDS_MAX", 1)
+    monkeypatch.setattr(planned_sends, "FAILED_ROUNDS", 2)
+    subscriptions = [bench.subscription("s0")]
+    taking = Taking(bench, record(0, MANY, to="t"), steps=5 * STEPS)
+    while taking.turn():
+        subscriptions.append(bench.subscription(f"s{len(subscriptions)}"))
+    bench.broker.settle()
+    assert [type(error) for error in contained] == [BindingsChanged]
+    assert (taking.engine.memory.plans_bytes, taking.engine.ingress_positions) == (0, {})
+    bench.now_ms += FAILED_RETRY_MS
+    bench.engine.tick()
+    taking.go_on()
+    assert all(bench.waiting(subscription) == list(range(MANY)) for subscription in subscriptions)
 
 
 def test_long_record_waits_for_a_queue_that_became_full_while_it_was_planned() -> None:
