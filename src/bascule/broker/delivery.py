@@ -29,6 +29,8 @@ DELIVERED_BYTES_PER_STEP = 4_096
 LOOK_STEPS = 1
 #: Steps of a look at a queue that delivers nothing: a client may have changed thousands of queues that are empty.
 QUEUE_STEPS = 5
+#: Steps of telling a consumer that the queue has delivered all that it can.
+ASKING_STEPS = 3
 #: Steps of resuming a sender that waited for room.
 GO_ON_STEPS = 20
 #: Steps of putting a message into one queue, and of ending the delay of a message in one queue.
@@ -400,11 +402,11 @@ class Deliveries:
         # Reserve ahead only if a message was delivered: reservations of many idle queues would otherwise cause one another without end.
         if queue.durable and not queue.ready.count and self.counters.messages_out > before:
             self._reservations.reserve_ahead(queue)
-        if queue.asking:
-            asking, queue.asking = queue.asking, {}
-            for consumer in asking:
-                self.errors.run(ErrorKind.LINK, consumer.port.dispatched)
-            turns.left -= len(asking)
+        while queue.asking:
+            if turns.left <= 0:
+                return False
+            turns.left -= ASKING_STEPS
+            self.errors.run(ErrorKind.LINK, queue.asking.popitem()[0].port.dispatched)
         return True
 
     def _hand_out(self, queue: BrokerQueue) -> bool:

@@ -14,13 +14,14 @@ from bascule.broker.errors import QueueDeleted
 from bascule.broker.expiry import SWEEP_MS, Expiry
 from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import BrokerMessage
-from bascule.broker.policy import AddressPolicy
+from bascule.broker.policy import AddressPolicy, Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.schedule import Schedule
 from bascule.core.destination import Routing
 from bascule.jms.selector import compile_selector
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
 from tests.support.faults import Faults, InjectedFault
+from tests.unit.broker.conftest import Bench
 
 STEPS = 1_000
 #: More than one turn can do.
@@ -384,3 +385,21 @@ def test_looks_at_many_queues_that_deliver_nothing_take_many_turns() -> None:
         turns += 1
     assert turns >= MANY * delivery.QUEUE_STEPS // STEPS
     assert delivery.QUEUE_STEPS > 2  # an empty queue takes several microseconds
+
+
+def test_consumers_that_wait_for_the_end_of_a_dispatch_are_told_in_turns() -> None:
+    bench = Bench(Policy(), turn_steps=1_000)
+    receivers = [Receiver(0) for _ in range(2_000)]
+    queue = bench.queue()
+    bench.broker.settle()
+    for receiver in receivers:
+        receiver.consumer = bench.engine.attach(queue, receiver)
+        bench.engine.wake(queue, receiver.consumer)
+    told, turns = 0, 0
+    while bench.engine.pending:
+        bench.broker.flush()
+        told, before = sum(receiver.drains_answered for receiver in receivers), told
+        assert told - before < 700
+        turns += 1
+        assert turns < 1_000
+    assert all(receiver.drains_answered == 1 for receiver in receivers)
