@@ -277,7 +277,7 @@ LIMITS: Final = {
         Limit("broker.memory", "BRANCHES_SHARE", "prepared branches", "rolls the transaction back, xaCode 100", "%"),
         Limit("server.client_links", "ATTACHES_BYTES_MAX", "attaches of a connection that wait for the journal", "reads later", "bytes"),
         Limit("server.client_links", "ATTACHES_SHORT_BYTES_MAX", "such attaches while producers are blocked", "reads later", "bytes"),
-        Limit("server.spill", "WAITING_BYTES_MAX", "large bodies that wait to be written to spill files", "keeps them in memory", "bytes"),
+        Limit("server.spill", "WAITING_SHARE", "large bodies that wait to be written to spill files", "keeps them in memory", "%"),
         Limit("broker.memory", "SELECTORS_SHARE", "selectors", f"{REFUSES_LINK}{RESOURCE}", "%"),
         Limit("broker.memory", "CACHES_SHARE", "caches", "empties them", "%"),
         Limit("broker.memory", "IN_FLIGHT_SHARE", "journal records in flight", "reads no more from clients", "%"),

@@ -221,13 +221,14 @@ class ConsumerLink:
             self._kept = 0
             self.client.wake(self.link)
 
-    def deliver(self, message: BrokerMessage, delivery_count: int) -> int:
-        """Send a message with its current header. Return the credit that is left."""
+    def deliver(self, message: BrokerMessage, delivery_count: int, body: bytes | None = None) -> int:
+        """Send a message with its current header. Return the credit that is left. ``body`` is the body if the caller has read it."""
         client, link = self.client, self.link
         engine = client.engine
-        body = message.body
         if body is None:
-            body = engine.bodies.read(message)
+            body = message.body
+            if body is None:
+                body = engine.bodies.read(message)
         parts: tuple[Buffer, ...] = (body,)
         if delivery_count:
             with suppress(MalformedMessage):  # a message of an earlier version is sent unchanged
@@ -272,15 +273,17 @@ class AuditedConsumerLink(ConsumerLink):
 
     __slots__ = ()
 
-    def deliver(self, message: BrokerMessage, delivery_count: int) -> int:
+    def deliver(self, message: BrokerMessage, delivery_count: int, body: bytes | None = None) -> int:
         """Record a message, and send it."""
         client, consumer = self.client, self.consumer
+        if body is None:
+            body = client.engine.bodies.read(message)  # once: it may be in the spill files
         on = consumer.queue.name if consumer is not None else ""
         client.audit.record(
             "receive", on, who=client.user, peer=client.peer, bytes=message.size_bytes, redelivered=delivery_count > 0,
-            message_id=message_id_of(client.engine.bodies.read(message)),
+            message_id=message_id_of(body),
         )  # fmt: skip
-        return super().deliver(message, delivery_count)
+        return super().deliver(message, delivery_count, body)
 
 
 class BrowserLink:

@@ -246,6 +246,7 @@ class Node:
         self.partials.bytes_max = partial_budget(int(settings.broker.memory_bytes)).bytes_max
         if self.spill is not None:
             self.spill.limit_bytes, self.spill.free_min_bytes = int(settings.broker.spill_bytes), int(settings.broker.spill_free_bytes)
+            self.spill.memory_bytes = int(settings.broker.memory_bytes)
         self._policy = following.policy
         self._follow_policy()
         self.handshakes.limits = handshake_limits(settings.broker)
@@ -275,8 +276,7 @@ class Node:
 
     def _follow_policy(self) -> None:
         """Let the engine follow the settings of addresses and memory, once its state is loaded."""
-        engine = self.loaded_engine
-        if engine is not None:
+        if (engine := self.loaded_engine) is not None:
             engine.memory.limit(int(self.settings.broker.memory_bytes))
             if engine.policy is not self._policy:
                 for name, error in change_policy(engine, self._policy).items():
@@ -294,7 +294,8 @@ class Node:
             self.garbage.thaw()  # the engine of an epoch refers to itself
         self.close_spill()
         broker = self.settings.broker
-        self.spill = SpillFiles(Path(self.settings.embedded.data_dir) / "spill", int(broker.spill_bytes), int(broker.spill_free_bytes))
+        limits = map(int, (broker.spill_bytes, broker.spill_free_bytes, broker.memory_bytes))
+        self.spill = SpillFiles(Path(self.settings.embedded.data_dir) / "spill", *limits)
         self._epoch = Epoch(
             place, self._policy, self._diverts, self.spill, int(self.settings.broker.memory_bytes),
             on_ended=on_ended, on_confirmed=self._confirmed, on_ticked=self._ticked, on_stalled=on_stalled,

@@ -13,7 +13,7 @@ from typing import Final
 from bascule.broker.message import BodyOwner
 from bascule.broker.turns import Work
 from bascule.config.private_file import PRIVATE_DIRECTORY, make_private
-from bascule.core.defaults import SPILL_BYTES, SPILL_FREE_BYTES
+from bascule.core.defaults import MEMORY_BYTES, SPILL_BYTES, SPILL_FREE_BYTES
 from bascule.core.log import get_log
 
 log = get_log(__name__)
@@ -29,8 +29,8 @@ SHORT_AT, ENOUGH_AT, ENOUGH_FREE = 0.9, 0.8, 1.25
 WRITE_BYTES: Final = 256 << 10
 #: From this size on, a body is written in later turns of the event loop, in pieces of WRITE_BYTES: to copy and write 64 MiB takes 100 ms.
 LARGE_BYTES: Final = 1 << 20
-#: Bodies that wait to be written. Further large bodies stay in memory.
-WAITING_BYTES_MAX: Final = 256 << 20
+#: Share of `broker.memory_bytes` for bodies that wait to be written. Further large bodies stay in memory; one may always wait.
+WAITING_SHARE: Final = 0.25
 #: Files may be this many times as large as the needed bodies (less if space is short), plus a few segments. If messages leave in the order
 #: in which they came, files become free by themselves. Otherwise segments with few needed bodies are compacted.
 WASTE_MAX: Final = 2.0
@@ -81,15 +81,19 @@ class SpillSegment:
 class SpillFiles:
     """A body store in local files of ``limit_bytes`` in total, which leave ``free_min_bytes`` of their file system free.
 
+    Of ``memory_bytes``, a share is for large bodies that wait to be written.
     A handle is ``segment << 32 | number``. ``shortage`` says why there is, or will soon be, no room; "" if there is.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int = SPILL_BYTES, free_min_bytes: int = SPILL_FREE_BYTES) -> None:
+    def __init__(
+        self, directory: Path, limit_bytes: int = SPILL_BYTES, free_min_bytes: int = SPILL_FREE_BYTES, memory_bytes: int = MEMORY_BYTES
+    ) -> None:
         shutil.rmtree(directory, ignore_errors=True)  # files of an earlier run are worthless
         directory.parent.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         self._directory = directory
         self.limit_bytes = limit_bytes
         self.free_min_bytes = free_min_bytes
+        self.memory_bytes = memory_bytes
         self.shortage = ""
         self._segment_bytes = min(SEGMENT_BYTES, max(1, limit_bytes // SEGMENTS_MIN))
         self._segments: dict[int, SpillSegment] = {}
@@ -196,7 +200,7 @@ class SpillFiles:
     def _check_room(self, size_bytes: int) -> None:
         if self.used_bytes + size_bytes > self.limit_bytes:
             raise OSError(errno.ENOSPC, f"spill files use {self.used_bytes} bytes; broker.spill_bytes allows {self.limit_bytes}")
-        if size_bytes >= LARGE_BYTES and self.waiting_bytes + size_bytes > WAITING_BYTES_MAX:
+        if size_bytes >= LARGE_BYTES and self.waiting_bytes and self.waiting_bytes + size_bytes > WAITING_SHARE * self.memory_bytes:
             raise OSError(errno.EAGAIN, f"{self.waiting_bytes} bytes wait to be written to the spill files")
         if (size_bytes >= LARGE_BYTES or len(self._unwritten) >= WRITE_BYTES) and (free := self.free_bytes()) < self.free_min_bytes:
             raise OSError(

@@ -96,13 +96,14 @@ class TracedConsumerLink(ConsumerLink):
         super().__init__(client, link, settled=settled, keeps_credit=keeps_credit)
         self._begun: dict[int, _Begun] = {}  # by position in the journal, of messages without an outcome
 
-    def deliver(self, message: BrokerMessage, delivery_count: int) -> int:
+    def deliver(self, message: BrokerMessage, delivery_count: int, body: bytes | None = None) -> int:
         """Begin the span of a message, and send it."""
         begun = None
         with suppress(BodyUnavailable):  # raised again by the delivery
-            body = message.body
-            begun = _begin(self.client.engine.bodies.read(message) if body is None else body, self.client)
-        credit = super().deliver(message, delivery_count)
+            if body is None:
+                body = self.client.engine.bodies.read(message)
+            begun = _begin(body, self.client)
+        credit = super().deliver(message, delivery_count, body)
         if begun is not None:
             begun.attributes["bascule.delivery_count"] = delivery_count + 1
             self._begun[message.position] = begun

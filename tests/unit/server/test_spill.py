@@ -255,11 +255,26 @@ def test_large_body_stays_readable_while_the_disk_is_full_and_many_of_them_are_r
         patch.setattr(os, "pwrite", full)
         assert list(files.writing()) == []
         assert (kept.whole(), files.waiting_bytes) == (True, len(body))
-    monkeypatch.setattr(spill, "WAITING_BYTES_MAX", 2 * len(body))
+    files.memory_bytes = int(2 * len(body) / spill.WAITING_SHARE)
     other = Kept(files, body)
     with pytest.raises(OSError, match="wait to be written"):
         Kept(files, body)
     assert max(files.writing()) < 1_000
     assert (files.waiting_bytes, kept.whole(), other.whole()) == (0, True, True)
+    assert Kept(files, body).whole()
+    files.close()
+
+
+def test_bodies_that_wait_to_be_written_take_a_share_of_the_memory_but_one_may_always_wait(tmp_path: Path) -> None:
+    body = b"x" * spill.LARGE_BYTES
+    files = SpillFiles(tmp_path / "bodies", memory_bytes=len(body))
+    files.on_waiting = lambda: None
+    first = Kept(files, body)
+    assert files.waiting_bytes == len(body)
+    with pytest.raises(OSError, match="wait to be written"):
+        Kept(files, body)
+    for _ in files.writing():
+        pass
+    assert first.whole()
     assert Kept(files, body).whole()
     files.close()

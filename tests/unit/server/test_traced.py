@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -14,11 +15,13 @@ from bascule.amqp.errors import INTERNAL_ERROR
 from bascule.amqp.events import Transferred
 from bascule.amqp.performatives import ACCEPTED, Error, Modified, Rejected, Source, Target
 from bascule.amqp.types import Symbol
+from bascule.broker.message import BrokerMessage
 from bascule.jms.sections import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, section_bytes
-from bascule.server.links import AuditedConsumerLink
-from bascule.server.traced_links import TracedAuditedConsumerLink
+from bascule.server.links import AuditedConsumerLink, ConsumerLink
+from bascule.server.traced_links import TracedAuditedConsumerLink, TracedConsumerLink
 from bascule.server.traced_transfers import TracedAuditedTransfers
 from bascule.server.transfers import AuditedTransfers
+from bascule.testing.broker import message_bytes
 from bascule.tracing.spans import Tracing, trace_context_of
 from tests.support.journal import text_message
 from tests.unit.server.served import QUEUE, Client, Served, run_async
@@ -143,6 +146,19 @@ def test_annotation_of_an_intermediary_is_the_parent() -> None:
 def test_trace_context_of_unreadable_message_is_none() -> None:
     assert trace_context_of(b"\xff" * 10) is None
     assert trace_context_of(b"") is None
+
+
+@pytest.mark.parametrize("kind", [TracedConsumerLink, AuditedConsumerLink, TracedAuditedConsumerLink])
+def test_body_in_the_spill_files_is_read_once_for_a_delivery(kind: type[ConsumerLink]) -> None:
+    client, body = MagicMock(full=False, given_bytes=0), message_bytes("x")
+    client.engine.bodies.read.return_value = body
+    link = kind(client, MagicMock(credit=1), settled=False)
+    spilled = BrokerMessage(body)
+    spilled.body = None
+    link.deliver(spilled, 1)
+    client.engine.bodies.read.assert_called_once_with(spilled)
+    (parts, *_), _ = link.link.send.call_args
+    assert bytes(parts[-1]) in body
 
 
 def test_audited_messages_have_spans_too() -> None:
