@@ -314,7 +314,7 @@ HTTP_CALLS: Final = (
     HttpCall("GET", "/messages/body?queue=NAME&id=0", {}, _queues(400, topic=404, none=404)),
     HttpCall("GET", "/messages/life?id=NAME", {}, {"none": 200}),
     HttpCall("GET", "/dead-letters?queue=NAME", {}, _HELD),
-    HttpCall("GET", "/connections/links?id=NAME", {}, {"address": 200, "none": 400}),
+    HttpCall("GET", "/connections/links?id=NAME", {}, {"address": 200, "none": 404}),
     HttpCall("GET", "/permissions?user=NAME&permission=send&address=q", {}, {"user": 200, "none": 200}),
     HttpCall("POST", "/queues/create", {"name": "NAME"}, _queues(400, topic=200, subscription=200, none=200)),
     HttpCall("POST", "/queues/delete", {"name": "NAME", "force": True}, _queues(200, subscription=400, topic=404, none=404)),
