@@ -263,10 +263,11 @@ OPERATIONS: Final = (
 
 class BranchRequest(NamedTuple):
     """A request to ``$management`` about a prepared branch. It needs ``manage`` there, ``ANSWER``, and ``others`` if the branch belongs to
-    another user. ``ends``: the branch is gone afterwards.
+    another user. ``operation`` is the property of the request. ``ends``: the branch is gone afterwards.
     """
 
     name: str
+    operation: str
     does: Callable[[JmsResource, Xid], Any]
     others: frozenset[Permission]
     ends: bool = False
@@ -274,10 +275,10 @@ class BranchRequest(NamedTuple):
 
 RECOVER: Final = frozenset({P.RECOVER})
 BRANCH_REQUESTS: Final = (
-    BranchRequest("list branches", lambda resource, _: list(resource.recover()), RECOVER),
-    BranchRequest("commit a branch", lambda resource, xid: resource.commit(xid), RECOVER, ends=True),
-    BranchRequest("roll a branch back", lambda resource, xid: resource.rollback(xid), RECOVER, ends=True),
-    BranchRequest("forget a branch", lambda resource, xid: resource.forget(xid), RECOVER),
+    BranchRequest("list branches", "recover", lambda resource, _: list(resource.recover()), RECOVER),
+    BranchRequest("commit a branch", "commit", lambda resource, xid: resource.commit(xid), RECOVER, ends=True),
+    BranchRequest("roll a branch back", "rollback", lambda resource, xid: resource.rollback(xid), RECOVER, ends=True),
+    BranchRequest("forget a branch", "forget", lambda resource, xid: resource.forget(xid), RECOVER),
 )
 
 
