@@ -24,8 +24,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 _DOLLAR = re.compile(r"\$(?:\{([^}]*)\})?")
 _PROPERTY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
-#: The last one is for a variable of OpenTelemetry in ``spark.executorEnv``.
-_SECRET_KEY = re.compile(r"pass(word|phrase|wd)|secret|jaas|\.pem$|token|credential|(access|account|api|private)[._-]?key|_headers$")
+#: The last ones: a variable of OpenTelemetry in ``spark.executorEnv``, a text of librdkafka and the options of a JVM, which may have secrets
+#: among others.
+_SECRET_KEY = re.compile(
+    r"pass(word|phrase|wd)|secret|jaas|\.pem$|token|credential|(access|account|api|private)[._-]?key|_headers$"
+    r"|oauthbearer\.config$|javaoptions$"
+)
 
 
 def is_secret(key: str) -> bool:

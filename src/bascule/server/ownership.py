@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bascule.amqp.errors import INVALID_FIELD, UNAUTHORIZED_ACCESS, AmqpError
 from bascule.amqp.types import Symbol
-from bascule.config.users_file import ANONYMOUS
+from bascule.config.user_names import ANONYMOUS
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 
 if TYPE_CHECKING:
