@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bascule.amqp.verifiers import DIGESTS, Verifier
-from bascule.config.users_file import NAME_LENGTH_MAX, SECRET_BYTES, User, Users, UsersFileError, check_name, parse
+from bascule.config.user_names import NAME_LENGTH_MAX, check_name
+from bascule.config.users_file import SECRET_BYTES, User, Users, UsersFileError, parse
 
 
 def is_name(what: str, text: str) -> bool:

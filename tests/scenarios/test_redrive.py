@@ -218,6 +218,30 @@ def test_run_that_is_stopped_while_its_filter_matches_nothing_ends_and_is_not_do
 
 
 @pytest.mark.on_mock_cluster
+def test_run_leaves_the_dead_letters_of_a_divert_that_is_refused_meanwhile(
+    bridge: Bridge, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redrive, "LETTERS_MAX", 2)
+    bury(bridge.pipelines, "x", "1", "2", "3", "4")
+    refused: dict[str, str] = {}
+
+    def point(name: str) -> None:
+        if name == "redrive.after":
+            refused["divert:x"] = "its user may not consume"
+
+    pipelines = replace(bridge.pipelines, diverts=(bridge.divert("x"),))
+    with monkeypatch.context() as patched:
+        at_crash_points(patched, point)
+        report = RedriveRun(pipelines, letters.topics, letters.job(), lambda: False, lambda: refused).carry_out()
+    assert (report.state, counts(report)) == (RedriveState.DONE, (2, 0, 0, 2))
+    assert report.error == "divert:x may not run: its user may not consume"
+    assert (bridge.carried("x"), letters.texts()) == (["1", "2"], ["3", "4"])
+    discarding = letters.job(RedriveAction.DISCARD)
+    discarded = RedriveRun(pipelines, letters.topics, discarding, lambda: False, lambda: refused).carry_out()
+    assert counts(discarded) == (0, 0, 2, 0)
+
+
+@pytest.mark.on_mock_cluster
 def test_run_ends_when_the_topic_is_recreated_and_takes_no_record_of_the_new_topic(
     bridge: Bridge, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:

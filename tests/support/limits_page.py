@@ -196,7 +196,7 @@ LIMITS: Final = {
     "Admin HTTP": (
         Limit("server.audit", "VALUE_LENGTH_MAX", "a value in a line of the audit", "cuts it", "characters"),
         Limit("server.audit", "WAITING_LINES_MAX", "lines of the audit that could not be written", "drops the oldest one"),
-        Limit("server.admin_http", "CONNECTIONS_MAX", "connections", "answers 503"),
+        Limit("server.admin_http", "CONNECTIONS_MAX", "connections", "closes the oldest one without a login"),
         Limit("server.admin_http", "WAITING_MAX", "connections that wait for a request", "closes the oldest"),
         Limit("server.admin_http", "WAITING_PER_ADDRESS_MAX", "such connections of one remote address", "closes the oldest one"),
         Limit("server.admin_http", "REQUEST_TIMEOUT_S", "the time of a request, and of reading its answer", "closes the connection", "s"),
@@ -209,6 +209,7 @@ LIMITS: Final = {
         Limit("server.admin", "DEAD_LETTERS_MAX", "dead letters listed at once", HTTP_400),
         Limit("server.admin", "PAGES_AT_ONCE", "pages about all queues, consumers or connections at once", "makes the next page later"),
         Limit("server.admin", "STREAMS_AT_ONCE", "answers of `/metrics` at once", "sends the next answer later"),
+        Limit("server.admin", "STREAM_WAIT_S", "the time that a request for `/metrics` waits for one of them", "answers 503", "s"),
         Limit("server.exposition", "PIECE_BYTES", "a piece of the text of `/metrics`", "makes the next piece later", "bytes"),
         Limit("server.exposition", "ANSWER_TIMEOUT_S", "reading the answer of `/metrics`", "closes the connection", "s"),
         Limit("server.pipelines", "REQUESTS_AT_ONCE", "requests about pipelines at once", "makes the next answer later"),

@@ -263,10 +263,11 @@ OPERATIONS: Final = (
 
 class BranchRequest(NamedTuple):
     """A request to ``$management`` about a prepared branch. It needs ``manage`` there, ``ANSWER``, and ``others`` if the branch belongs to
-    another user. ``ends``: the branch is gone afterwards.
+    another user. ``operation`` is the property of the request. ``ends``: the branch is gone afterwards.
     """
 
     name: str
+    operation: str
     does: Callable[[JmsResource, Xid], Any]
     others: frozenset[Permission]
     ends: bool = False
@@ -274,10 +275,10 @@ class BranchRequest(NamedTuple):
 
 RECOVER: Final = frozenset({P.RECOVER})
 BRANCH_REQUESTS: Final = (
-    BranchRequest("list branches", lambda resource, _: list(resource.recover()), RECOVER),
-    BranchRequest("commit a branch", lambda resource, xid: resource.commit(xid), RECOVER, ends=True),
-    BranchRequest("roll a branch back", lambda resource, xid: resource.rollback(xid), RECOVER, ends=True),
-    BranchRequest("forget a branch", lambda resource, xid: resource.forget(xid), RECOVER),
+    BranchRequest("list branches", "recover", lambda resource, _: list(resource.recover()), RECOVER),
+    BranchRequest("commit a branch", "commit", lambda resource, xid: resource.commit(xid), RECOVER, ends=True),
+    BranchRequest("roll a branch back", "rollback", lambda resource, xid: resource.rollback(xid), RECOVER, ends=True),
+    BranchRequest("forget a branch", "forget", lambda resource, xid: resource.forget(xid), RECOVER),
 )
 
 
@@ -314,7 +315,7 @@ HTTP_CALLS: Final = (
     HttpCall("GET", "/messages/body?queue=NAME&id=0", {}, _queues(400, topic=404, none=404)),
     HttpCall("GET", "/messages/life?id=NAME", {}, {"none": 200}),
     HttpCall("GET", "/dead-letters?queue=NAME", {}, _HELD),
-    HttpCall("GET", "/connections/links?id=NAME", {}, {"address": 200, "none": 400}),
+    HttpCall("GET", "/connections/links?id=NAME", {}, {"address": 200, "none": 404}),
     HttpCall("GET", "/permissions?user=NAME&permission=send&address=q", {}, {"user": 200, "none": 200}),
     HttpCall("POST", "/queues/create", {"name": "NAME"}, _queues(400, topic=200, subscription=200, none=200)),
     HttpCall("POST", "/queues/delete", {"name": "NAME", "force": True}, _queues(200, subscription=400, topic=404, none=404)),

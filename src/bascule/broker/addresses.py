@@ -151,6 +151,13 @@ class AddressBook:
             self._bound.remove(queue.address, queue)
         self._changed()
 
+    def change_user(self, queue: BrokerQueue, user: str) -> None:
+        """Let a queue count as one of another user."""
+        if user != queue.user:
+            self._count(queue, -1)
+            queue.user = user
+            self._count(queue, 1)
+
     def check_steps(self, queue: BrokerQueue) -> None:
         """Check that selectors and patterns stay within their limits of steps with one more subscription. Raises ResourceLimit."""
         words = _pattern_steps(queue)

@@ -157,6 +157,11 @@ class Destinations:
     def _created(self, queue: BrokerQueue) -> None:
         queue.confirmed = True
 
+    def give_subscription(self, queue: BrokerQueue, user: str) -> None:
+        """Let a durable subscription belong to another user, whatever the limits of this user are."""
+        self.addresses.change_user(queue, user)
+        self.subscription_use.give(queue, user)
+
     def delete_queue(self, queue: BrokerQueue) -> None:
         """Delete a queue with all its messages, including those that its consumers have not settled."""
         if queue.deleted:

@@ -234,6 +234,7 @@ class Loader:
             queue = engine.addresses.queues.get(content["queue"])
             if queue is not None:
                 queue.unused_since_ms = content["unused_since_ms"]
+                engine.addresses.change_user(queue, content.get("user", queue.user))
         elif op == Op.PREPARED:
             branch = Branch.from_entry(entry(Op.PREPARED, value[start:end]))
             engine.branches.prepared[branch.xid] = branch

@@ -36,6 +36,11 @@ class SubscriptionUse:
             self._note(queue, self._clock())
         self._watch(queue)
 
+    def give(self, queue: BrokerQueue, user: str) -> None:
+        """Store that a subscription belongs to another user. Earlier versions ignore this."""
+        queue.changed()
+        self._journaling.add(json_entry(Op.SUBSCRIPTION_USE, {"queue": queue.id, "unused_since_ms": queue.unused_since_ms, "user": user}))
+
     def _note(self, queue: BrokerQueue, since_ms: int) -> None:
         queue.unused_since_ms = since_ms
         queue.changed()

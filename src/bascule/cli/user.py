@@ -183,10 +183,17 @@ def roles(
 
 
 @commands.command("list", epilog="Example:  bascule user list --format json")
-def list_users(config: ConfigOption = None, output: FormatOption = Format.TABLE) -> None:
+def list_users(
+    file: Annotated[
+        Path | None, typer.Option("--file", help="File of users, in place of the users of the settings", show_default=False)
+    ] = None,
+    config: ConfigOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """List the users of the settings and of the file of users, with their roles and the number of hash iterations."""
-    from bascule.config import load
+    from bascule.config import Settings, load
     from bascule.server.user_directory import listed_users
 
-    users = [user._asdict() for user in listed_users(load(config).settings)]
+    settings = load(config).settings if file is None else Settings.model_validate({"broker": {"users_file": file}})
+    users = [user._asdict() for user in listed_users(settings)]
     show_rows(users, ("user", "roles", "source", "iterations"), output)

@@ -13,7 +13,8 @@ import typer
 
 from bascule.config import load
 from bascule.config.fields import read_secret
-from bascule.config.users_file import User, Users, UsersDraft, changing, check_name, read
+from bascule.config.user_names import check_name
+from bascule.config.users_file import User, Users, UsersDraft, changing, read
 from bascule.core.errors import InvalidInput
 
 #: Characters of a password. A SASL frame has at most 4 KiB.

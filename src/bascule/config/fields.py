@@ -24,8 +24,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 _DOLLAR = re.compile(r"\$(?:\{([^}]*)\})?")
 _PROPERTY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
-#: The last one is for a variable of OpenTelemetry in ``spark.executorEnv``.
-_SECRET_KEY = re.compile(r"pass(word|phrase|wd)|secret|jaas|\.pem$|token|credential|(access|account|api|private)[._-]?key|_headers$")
+#: The last ones are for a variable of OpenTelemetry in ``spark.executorEnv``, and for texts that may have secrets among others: one of
+#: librdkafka, and the options of a JVM.
+_SECRET_KEY = re.compile(
+    r"pass(word|phrase|wd)|secret|jaas|\.pem$|token|credential|(access|account|api|private)[._-]?key|_headers$"
+    r"|oauthbearer\.config$|javaoptions$"
+)
 
 
 def is_secret(key: str) -> bool:

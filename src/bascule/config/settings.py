@@ -41,6 +41,7 @@ from bascule.config.pipeline import Divert, Ingress, exclusive_excess
 from bascule.config.pipeline_checks import check_own_topics, unknown_user
 from bascule.config.reload_effect import AtOnce, AtRestart, ForNew
 from bascule.config.tls import BrokerTls
+from bascule.config.user_names import check_name
 from bascule.config.validated_user import ValidatedUser
 from bascule.config.websocket import WebSocketListener
 from bascule.core.defaults import (
@@ -207,6 +208,7 @@ class Broker(AddressSettings):
         read: dict[str, SecretStr] = {}
         for name, given in users.items():
             try:
+                check_name(name, "user")
                 read[name] = SecretStr(read_password(given.get_secret_value()))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error

@@ -12,7 +12,6 @@ import base64
 import binascii
 import json
 import secrets
-import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,19 +21,15 @@ from typing import Any, Final, NamedTuple
 from bascule.amqp.verifiers import DIGESTS, ITERATIONS, SALT_BYTES, Verifier
 from bascule.config.load import ConfigError
 from bascule.config.private_file import locked, replace_private
-from bascule.core.access import ANY_ROLE
+from bascule.config.user_names import check_name
 from bascule.core.errors import InvalidInput
 
 FORMAT: Final = "bascule-users-1"
 SECRET_BYTES: Final = 32
-#: Characters of the name of a user or role: a name is part of log lines, errors and tables.
-NAME_LENGTH_MAX: Final = 200
 #: Roles of one user.
 ROLES_MAX: Final = 1000
 #: Size of the file. A user takes 400 bytes.
 FILE_BYTES_MAX: Final = 64 << 20
-#: The user of a client without a login.
-ANONYMOUS: Final = "anonymous"
 
 
 class UsersFileError(ConfigError):
@@ -98,19 +93,6 @@ def stamp(path: Path) -> Stamp:
     """Return the stamp of a file. Raises OSError."""
     found = path.stat()
     return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-def check_name(name: str, what: str) -> str:
-    """Return a valid name of a user or role. Raises ValueError."""
-    if not 1 <= len(name) <= NAME_LENGTH_MAX or not name.isprintable() or name != name.strip():
-        raise ValueError(f"a {what} must have 1 to {NAME_LENGTH_MAX} printable characters, without a blank at its start or end")
-    if name != unicodedata.normalize("NFKC", name):
-        raise ValueError(f"the {what} {name!r} has characters with a simpler form; write {unicodedata.normalize('NFKC', name)!r}")
-    if what == "user" and name == ANONYMOUS:
-        raise ValueError(f"{ANONYMOUS!r} is the user of a client without a login; choose another name")
-    if what == "role" and name == ANY_ROLE:
-        raise ValueError(f"{ANY_ROLE!r} stands for all clients and cannot be a role")
-    return name
 
 
 def read(path: Path) -> Users:

@@ -61,7 +61,7 @@ class Op(enum.IntEnum):
     PREPARED = 10  # a transaction branch that can be committed: bascule.journal.branches
     ENDED = 11  # the end of a branch; a commit is in the record of its messages and acknowledgements
     INGRESS_TOPIC = 12  # JSON: the id of the topic of the next offsets in INGRESS, and the current next offsets
-    SUBSCRIPTION_USE = 13  # JSON: time since which a durable subscription has no consumer, 0 if it has one
+    SUBSCRIPTION_USE = 13  # JSON: time since which a durable subscription has no consumer, 0 if it has one; its new user, if it changes
 
 
 class SendFlag:

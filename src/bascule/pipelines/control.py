@@ -159,6 +159,7 @@ class DriverControl:
             self._steering.step(self._holds)
             failed = self.all_tried and any((*self._definitions.due, *self._steering.due))
             self._step_due_s = now_s + RETRY_S if failed else 0.0
+        self._redrives.refused = self._refused
         if self.all_tried:  # a redrive leaves the dead letters of pipelines that are not started yet
             self._redrives.follow(self._jobs, [self._if_allowed(name) for name in self._specs])
         states = {name: self._state_of(name) for name in self._specs}

@@ -83,12 +83,19 @@ class _Redriven:
 class RedriveRun:
     """One attempt of a driver to carry out a job: takes over the position, and writes transactions until the job is done."""
 
-    def __init__(self, pipelines: PipelinesSpec, topics: RedriveTopics, job: RedriveJob, stopped: Callable[[], bool]) -> None:
-        """Prepare an attempt. ``stopped`` is asked before each transaction and after each record."""
+    def __init__(
+        self, pipelines: PipelinesSpec, topics: RedriveTopics, job: RedriveJob, stopped: Callable[[], bool],
+        refused: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:  # fmt: skip
+        """Prepare an attempt. ``stopped`` is asked before each transaction and after each record.
+
+        ``refused`` has the pipelines that may not run now, with the reasons, and is asked for each transaction.
+        """
         self._pipelines = pipelines
         self._topics = topics
         self._job = job
         self._stopped = stopped
+        self._refused = refused
         self._engine = RedriveEngine(pipelines)
         self._targets = Targets(pipelines)
         self._at: Position | None = None
@@ -181,7 +188,8 @@ class RedriveRun:
 
     def _carry(self, writer: TransactionalWriter, batch: Sequence[PipelineDeadLetter]) -> None:
         """Write one transaction. Dead letters that cannot be redriven now are left out. Raises as ``carry_out``."""
-        redriven = [self._redriven(letter) for letter in batch]
+        refused = self._refused()
+        redriven = [self._redriven(letter, refused.get(letter.pipeline, "")) for letter in batch]
         while True:
             meant = [each for each in redriven if not each.left]
             report = self._counted(redriven)
@@ -198,9 +206,12 @@ class RedriveRun:
                 if before == [each.output for each in redriven]:
                     raise
 
-    def _redriven(self, letter: PipelineDeadLetter) -> _Redriven:
+    def _redriven(self, letter: PipelineDeadLetter, refusal: str) -> _Redriven:
+        """Return what a dead letter becomes. It is left if there is a ``refusal`` of its pipeline."""
         found = _Redriven(letter)
-        if self._job.action is RedriveAction.REDRIVE:
+        if self._job.action is RedriveAction.REDRIVE and refusal:
+            found.left = f"{letter.pipeline} may not run: {refusal}"
+        elif self._job.action is RedriveAction.REDRIVE:
             try:
                 found.made = self._engine.redriven(letter)
                 found.output = found.made.output
@@ -306,6 +317,8 @@ class RedriveJobs:
         self._attempts: dict[str, int] = {}
         self._due_s: dict[str, float] = {}
         self._running: tuple[RedriveJob, Future[_Attempt]] | None = None
+        #: Why pipelines may not run now, by pipeline; replaced as a whole. A running job leaves their dead letters from then on.
+        self.refused: Mapping[str, str] = {}
         #: Why the last attempts of jobs have failed that are tried again.
         self.errors: dict[str, str] = {}
         self._stopping = False
@@ -350,7 +363,7 @@ class RedriveJobs:
         finished = frozenset(each for each, report in reports.items() if report.state is not RedriveState.PENDING)
         if job.id in finished:
             return _Attempt(finished)
-        report = RedriveRun(pipelines, self._topics, job, lambda: self._stopping).carry_out()
+        report = RedriveRun(pipelines, self._topics, job, lambda: self._stopping, lambda: self.refused).carry_out()
         try:
             self._topics.clean(jobs, int(time.time() * 1000) - REPORTS_KEPT_MS)
         except BasculeError as error:

@@ -35,6 +35,9 @@ CLOSES_PER_TURN: Final = 20
 CLOSED = AmqpError(CONNECTION_FORCED, "closed by an administrator")
 
 
+#: Prefixes of the name of a queue, and of the queue of a subscription.
+QUEUE: Final = "queue://"
+SUBSCRIPTION: Final = "subscription://"
 #: Types of arguments, in errors.
 TYPE_NAMES: Final[Mapping[type, str]] = {bool: "true or false", str: "a string", int: "an integer", dict: "an object"}
 #: Permissions on addresses.
@@ -90,10 +93,28 @@ async def act(node: Node, principal: Principal, name: str, given: Mapping[str, A
 
 def queue_named(engine: Engine, name: str) -> BrokerQueue:
     """Return a queue, or the queue of a subscription. Raises UnknownAddress."""
-    queue = engine.addresses.anycast.get(name) or engine.addresses.subscriptions.get(name)
+    queue = _found(engine, name)
     if queue is None:
         raise UnknownAddress(f"there is no queue {name!r}")
     return queue
+
+
+def _found_subscription(engine: Engine, name: str) -> BrokerQueue | None:
+    subscriptions = engine.addresses.subscriptions
+    return subscriptions.get(name.removeprefix(SUBSCRIPTION)) or subscriptions.get(name)
+
+
+def _found(engine: Engine, name: str) -> BrokerQueue | None:
+    """Return a queue, or the queue of a subscription; None if there is none.
+
+    Clients choose both names, so a queue may have the name of a subscription's queue. ``QUEUE`` and ``SUBSCRIPTION`` before a name say
+    which one is meant.
+    """
+    queues, subscriptions = engine.addresses.anycast, engine.addresses.subscriptions
+    for prefix, meant in ((QUEUE, queues), (SUBSCRIPTION, subscriptions)):
+        if name.startswith(prefix) and (queue := meant.get(name.removeprefix(prefix))) is not None:
+            return queue
+    return queues.get(name) or subscriptions.get(name)
 
 
 def _check_new(argument: str, name: str) -> None:
@@ -139,7 +160,7 @@ async def _delete(node: Node, _by: Principal, name: str, force: bool) -> Answer:
 
 
 async def _unsubscribe(node: Node, _by: Principal, name: str, force: bool) -> Answer:
-    queue = node.engine.addresses.subscriptions.get(name)
+    queue = _found_subscription(node.engine, name)
     if queue is None:
         raise UnknownAddress(f"there is no subscription {name!r}")
     return await _delete_queue(node, queue, force or not queue.consumers)
@@ -279,7 +300,7 @@ async def _stored(node: Node, engine: Engine) -> None:
 
 def _address(engine: Engine, name: str) -> str:
     """Return the address of a queue or subscription. If none exists, return the name, which is the address of a queue."""
-    queue = engine.addresses.anycast.get(name) or engine.addresses.subscriptions.get(name)
+    queue = _found(engine, name)
     return name if queue is None else queue.address
 
 
@@ -293,12 +314,15 @@ def _to_subscribe(node: Node, topic: str, **_: Any) -> Needs:
 
 
 def _to_delete(node: Node, name: str, **_: Any) -> Needs:
-    addresses = node.engine.addresses
-    queue = addresses.anycast.get(name) or addresses.subscriptions.get(name)
-    if queue is None:
+    queue = _found(node.engine, name)
+    if queue is None or queue.subscription:
         return []  # the action reports this
-    deletes = (Permission.to_delete(durable=queue.durable), queue.address)
-    return [deletes] if queue.subscription else [deletes, (Permission.DELETE_ADDRESS, queue.address)]
+    return [(Permission.to_delete(durable=queue.durable), queue.address), (Permission.DELETE_ADDRESS, queue.address)]
+
+
+def _to_unsubscribe(node: Node, name: str, **_: Any) -> Needs:
+    queue = _found_subscription(node.engine, name)
+    return [] if queue is None else [(Permission.to_delete(durable=queue.durable), queue.address)]
 
 
 def _to_edit(node: Node, name: str, **_: Any) -> Needs:
@@ -357,7 +381,7 @@ ACTIONS: dict[str, AdminAction] = {
         ("name", "topic"),
         {"client_id": "", "selector": "", "no_local": False, "shared": False, "user": ""},
     ),
-    "subscriptions/delete": AdminAction(_unsubscribe, _to_delete, AdminRole.EDIT, ("name",), {"force": False}),
+    "subscriptions/delete": AdminAction(_unsubscribe, _to_unsubscribe, AdminRole.EDIT, ("name",), {"force": False}),
     "connections/close": AdminAction(_close, _to_manage, AdminRole.MANAGE, ("id",)),
     "branches/commit": AdminAction(partial(_force, ending=Ending.FORCED_COMMIT), _to_manage, AdminRole.MANAGE, ("xid",)),
     "branches/rollback": AdminAction(partial(_force, ending=Ending.FORCED_ROLLBACK), _to_manage, AdminRole.MANAGE, ("xid",)),

@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import uvicorn
 from prometheus_client.registry import Collector
@@ -47,7 +47,7 @@ from bascule.server.actions import ACTIONS, CONTENT_ACTIONS
 from bascule.server.admin_access import METRICS_PATH, OPEN, AdminAccess, AdminRole, NotAdministrator, NotLoggedIn, Principal, SecureHeaders
 from bascule.server.admin_app import AdminPage, BoundedApp, CurrentApp, Page, not_routed, routes_of
 from bascule.server.admin_arguments import arguments_of
-from bascule.server.admin_http import PEER_ENDED
+from bascule.server.admin_http import PEER_ENDED, PROVEN
 from bascule.server.audit import AuditTrail
 from bascule.server.console import Console
 from bascule.server.console_sessions import ConsoleSessions
@@ -74,6 +74,8 @@ DEAD_LETTERS = 100
 PAGES_AT_ONCE = 1
 #: Answers in pieces that are sent at once, each with the figures of all queues.
 STREAMS_AT_ONCE = 4
+#: Longest wait, in seconds, for one of these answers to end: the default timeout of Prometheus.
+STREAM_WAIT_S = 10.0
 
 #: As starlette's JSONResponse.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -147,7 +149,11 @@ class _Pages:
 
     async def metrics(self, _request: Request) -> Response:
         """Answer with metrics for Prometheus."""
-        await self._streams.acquire()
+        try:
+            async with asyncio.timeout(STREAM_WAIT_S):
+                await self._streams.acquire()
+        except TimeoutError:
+            raise Unavailable(f"{STREAMS_AT_ONCE} other clients read the metrics slowly; send the request again later") from None
         try:
             async with self._turn:
                 status = StatusCollector(await self._broker.status())
@@ -318,6 +324,8 @@ def _contained(broker: AdministeredBroker, access: AdminAccess, sessions: Consol
         try:
             if role is not None:
                 request.state.principal = await sessions.admit(request, role)
+                if (proven := request.scope["state"].get(PROVEN)) is not None:
+                    proven()
             return await page(request)
         except (NotLoggedIn, NotAdministrator) as error:
             access.refused(request.scope, error)
@@ -353,8 +361,13 @@ class _Server(uvicorn.Server):
         self.started = True
 
     def _take(self, sock: socket.socket, peer: tuple[Any, ...]) -> bool:
-        room = len(self.server_state.connections) < admin_http.CONNECTIONS_MAX
-        return room and self._handshakes is not None and self._handshakes.take(sock, peer)
+        begun = self._handshakes
+        if begun is None:
+            return False
+        open_connections = cast(set[admin_http.AdminConnection], self.server_state.connections)
+        if len(open_connections) + begun.connecting < admin_http.CONNECTIONS_MAX:
+            return begun.take(sock, peer)
+        return (admin_http.displace_oldest(open_connections) or begun.displace_connecting()) and begun.take(sock, peer)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bascule.server.admin_access import SECURITY_HEADERS, AdminAccess, AdminRole
+from bascule.server.admin_http import ANSWERING, DISPLACED
 
 Page = Callable[[Request], Awaitable[Response]]
 
@@ -84,7 +86,13 @@ class BoundedApp:
             await JSONResponse(error, 503, SECURITY_HEADERS)(scope, receive, send)
             return
         self._answering += 1
+        state = scope["state"]
+        state[ANSWERING] = asyncio.current_task()
         try:
             await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if DISPLACED not in state:
+                raise
         finally:
+            del state[ANSWERING]
             self._answering -= 1

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -31,7 +34,8 @@ HEADERS_BYTES_MAX: Final = 16 << 10
 #: have a few.
 WAITING_MAX: Final = 64
 WAITING_PER_ADDRESS_MAX: Final = 48
-#: Maximum number of connections, including those that are being answered; each may hold an answer of some megabytes.
+#: Maximum number of connections, including those that are being answered; each may hold an answer of some megabytes. If all places are
+#: taken, a new connection gets the place of the oldest one without a login, so nobody needs a login to keep others out without one.
 CONNECTIONS_MAX: Final = 128
 #: Bytes that one turn of the event loop parses. A chunk of one byte needs six bytes and about 20 µs. Nearly all requests are smaller.
 PIECE_BYTES: Final = 4 << 10
@@ -40,6 +44,12 @@ PIECE_BYTES: Final = 4 << 10
 PEER_ENDED: Final = "peer_ended"
 #: Key of a function in the state of a request that aborts its connection.
 ABORT: Final = "abort"
+#: Key of a function in the state of a request. The access calls it once the request has proven who sends it.
+PROVEN: Final = "proven"
+#: Key of the task in the state of a request that answers the request.
+ANSWERING: Final = "answering"
+#: Key of the state of a request whose connection has lost its place to another one.
+DISPLACED: Final = "displaced"
 
 #: The answer to data that is not HTTP.
 _NOT_HTTP: Final = json.dumps({"error": "the request is not valid HTTP, or its head is too long"}).encode()
@@ -65,11 +75,29 @@ class AdminConnection(H11Protocol):
         self._next_piece: asyncio.Handle | None = None
         self._ignoring = False
         self._ended = False  # by the peer
+        self._proven = self._displaced = False
+
+    @property
+    def waits_since_s(self) -> float:
+        """Return since when this connection has a place without a login; infinite once one of its requests had a valid login."""
+        return math.inf if self._proven else self._handshake.accepted_s
+
+    def proven(self) -> None:
+        """Note that a request has proven who sends it."""
+        self._proven = True
+
+    def displace(self) -> None:
+        """End this connection in favour of another one, and the answer to its request."""
+        self._displaced = True
+        self._handshake.abort()
+        self.connections.discard(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Handle a new connection."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, CERTIFIED: tls_peer(transport).user, ABORT: self._handshake.abort}
+        self.app_state = {
+            **self.app_state, CERTIFIED: tls_peer(transport).user, ABORT: self._handshake.abort, PROVEN: self.proven,
+        }  # fmt: skip
         self._handshake.transport = transport
         self._wait(REQUEST_TIMEOUT_S)
 
@@ -78,6 +106,11 @@ class AdminConnection(H11Protocol):
         self._handshake.end()
         self._stop_waiting()
         super().connection_lost(exc)
+        if self._displaced and self.scope is not None:
+            state = self.scope["state"]
+            state[DISPLACED] = True
+            if (answering := state.get(ANSWERING)) is not None:
+                answering.cancel()
 
     def data_received(self, data: bytes) -> None:
         """Parse one piece in each turn of the event loop. The connection reads nothing meanwhile."""
@@ -213,6 +246,15 @@ def config(app: Any, stop_timeout_s: int) -> uvicorn.Config:
         h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
         timeout_graceful_shutdown=stop_timeout_s,
     )
+
+
+def displace_oldest(open_connections: Iterable[AdminConnection]) -> bool:
+    """End the connection that has been without a login for longest. Return False if there is none, or if its login may still be checked."""
+    oldest = min(open_connections, key=lambda each: each.waits_since_s, default=None)
+    if oldest is None or time.monotonic() - oldest.waits_since_s < handshakes.GRACE_S:
+        return False
+    oldest.displace()
+    return True
 
 
 def connections(server: uvicorn.Server) -> partial[AdminConnection]:

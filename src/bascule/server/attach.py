@@ -23,7 +23,7 @@ from bascule.jms.selector import Selector, SelectorError, compile_selector
 from bascule.server.connection_reset import attached_late, reset_connection
 from bascule.server.coordinator import CoordinatorLink, in_first_transaction
 from bascule.server.links import PRODUCER_CREDIT, BrowserLink, ConsumerLink, ProducerLink, no_local_of, selector_of
-from bascule.server.ownership import check_client_id, check_owner
+from bascule.server.ownership import check_client_id, check_owner, take_over
 from bascule.server.traced_links import consumer_link, producer_link
 
 if TYPE_CHECKING:
@@ -268,6 +268,8 @@ def _subscribe(client: Client, link: SenderLink, source: Source, address: str, s
         raise AmqpError(NOT_ALLOWED, f"durable subscription {name!r} already has a consumer")
     if existing is None:
         client.authorize(Permission.to_create(durable=durable), address)
+    elif owner is not None and durable:
+        take_over(client, existing)
     queue = existing or engine.create_queue(
         subscription_queue(owner, name, durable=durable), address, Routing.MULTICAST, durable=durable, selector=text, no_local=no_local,
         subscription=name, shared=shared, user=client.user, replaces=replaced,

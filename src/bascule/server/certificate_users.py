@@ -10,8 +10,8 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from bascule.config.tls import Tls, UserFrom
+from bascule.config.user_names import check_name
 from bascule.config.user_rules import UserRule, mapped
-from bascule.config.users_file import check_name
 from bascule.core.errors import InvalidInput
 
 #: Characters of a name in a certificate. A longer name is refused, because the time that a rule takes grows with it.

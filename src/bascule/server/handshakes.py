@@ -46,12 +46,12 @@ class HandshakeLimits:
 class Handshake:
     """The place of one connection among those that have not logged in."""
 
-    __slots__ = ("_handshakes", "_socket", "address", "begun_s", "peer", "transport")
+    __slots__ = ("_handshakes", "_socket", "accepted_s", "address", "begun_s", "peer", "transport")
 
     def __init__(self, handshakes: Handshakes, sock: socket.socket, peer: tuple[Any, ...]) -> None:
         self.address = str(peer[0])
         self.peer = ":".join(map(str, peer[:2]))
-        self.begun_s = time.monotonic()
+        self.accepted_s = self.begun_s = time.monotonic()
         self.transport: asyncio.WriteTransport | None = None  # set after the TLS handshake
         self._handshakes = handshakes
         self._socket = sock
@@ -97,6 +97,16 @@ class Handshakes:
 
     def __len__(self) -> int:
         return len(self._all)
+
+    @property
+    def connecting(self) -> int:
+        """Return the number of connections that no protocol serves yet, for example because of their TLS handshake."""
+        return sum(each.transport is None for each in self._all)
+
+    def displace_connecting(self) -> bool:
+        """Abort the oldest connection that no protocol serves yet. Return False if there is none, or if it is too young."""
+        oldest = next((each for each in self._all if each.transport is None), None)
+        return oldest is not None and self._make_room({oldest: None})
 
     def take(self, sock: socket.socket, peer: tuple[Any, ...], serve: Serve | None = None) -> bool:
         """Begin the handshake of an accepted connection. Return False if no place is free.

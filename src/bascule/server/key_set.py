@@ -56,6 +56,11 @@ class KeySet:
         """Begin to read the key set, again and again."""
         self._task = asyncio.get_running_loop().create_task(self._keep_current(), name="key-set")
 
+    def read_from(self, source: KeySource) -> None:
+        """Read the key set from another source, soon and from then on. The keys stay until then."""
+        self._source = source
+        self._wanted.set()
+
     def end(self) -> None:
         """Stop reading, without waiting for the end."""
         if self._task is not None:

@@ -69,6 +69,10 @@ class LoginChecks:
         if delay_s:
             self.delayed += 1
             await asyncio.sleep(delay_s)
+        # A check that has begun ends, and counts, also if nobody waits for its result any more.
+        return await asyncio.shield(asyncio.ensure_future(self._checked(check, user, address)))
+
+    async def _checked(self, check: Callable[[], bool], user: str, address: str) -> bool:
         proven = await self._result(check)
         if proven:
             self._delays.succeeded(user, address)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from bascule.broker.branches import listed
 from bascule.broker.engine import Engine
+from bascule.broker.errors import UnknownAddress
 from bascule.broker.send_times import BOUNDS_S, SendTimes
 from bascule.config.load import masked_values
 from bascule.core.destination import ADDRESS_MAX
@@ -126,9 +127,11 @@ async def _links(node: Node, parameters: Parameters) -> object:
     """Return the producers and consumers of one connection."""
     check_known(parameters, ("id",))
     name = parameters.get("id", "")
+    if not name:
+        raise InvalidInput("id must be given: the address and port of the client")
     found = next((each for each in node.connections if each.peer == name), None)
     if found is None:
-        raise InvalidInput(f"there is no connection {name!r:.100}")
+        raise UnknownAddress(f"there is no connection with the address {name!r:.100}")
     contexts = [link.context for link in found.client.links]
     shown = [_link(each) for each in contexts[:LINKS_SHOWN_MAX] if isinstance(each, ProducerLink | ConsumerLink)]
     return {**connection_status(found), "links": shown, "cut": len(contexts) > LINKS_SHOWN_MAX}

@@ -264,8 +264,8 @@ class Node:
         if self.settings.permission != before.permission:
             self.permissions.now = permissions_of(self.settings, self.users.roles)
             self.client_turns.in_slices(end_without_permission(self.connections, self.permissions), self.dispatch)
-        tokens = self.tokens
-        if following.tokens is not tokens:
+        following.read_keys_again()
+        if (tokens := self.tokens) is not following.tokens:
             self.tokens = self.logins.tokens = following.tokens
             if tokens is not None:
                 tokens.keys.end()
@@ -283,6 +283,7 @@ class Node:
                     log.error("queue of the settings not created", queue=name, reason=str(error))
 
     def _users_changed(self, ended: Mapping[str, EndedLogins]) -> None:
+        self.audit.record("users/read", str(self.settings.broker.users_file), who="", peer="", ended=len(ended))
         self.client_turns.in_slices(self.usage.refresh(), self.dispatch)
         self.client_turns.in_slices(end_connections(self.connections, ended), self.dispatch)
 

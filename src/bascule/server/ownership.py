@@ -1,7 +1,8 @@
 """What belongs to users: client ids and durable subscriptions to the user who made them, branches to the user who prepared them.
 
 A client id belongs to the users of its durable subscriptions. A client id without durable subscriptions has no owner: many AMQP clients
-use a fixed container id, such as the name of their host, whatever their user.
+use a fixed container id, such as the name of their host, whatever their user. The durable subscriptions of clients without a login belong
+to the first user who uses them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from bascule.amqp.errors import INVALID_FIELD, UNAUTHORIZED_ACCESS, AmqpError
 from bascule.amqp.types import Symbol
+from bascule.config.user_names import ANONYMOUS
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 
 if TYPE_CHECKING:
@@ -40,9 +42,16 @@ def check_client_id(client: Client) -> None:
 
 
 def check_owner(client: Client, queue: BrokerQueue) -> None:
-    """Check that the client's user has made a durable subscription. Raises AmqpError."""
-    if not client.permissions.owns(client.user, queue.user):
+    """Check that the client's user, or a client without a login, has made a durable subscription. Raises AmqpError."""
+    if queue.user != ANONYMOUS and not client.permissions.owns(client.user, queue.user):
         raise _refused(client, queue.name, f"subscription {queue.subscription!r} belongs to another user than {client.user!r}")
+
+
+def take_over(client: Client, queue: BrokerQueue) -> None:
+    """Give a durable subscription of clients without a login to the first user with a login who uses it."""
+    if queue.user == ANONYMOUS and client.login:
+        client.engine.destinations.give_subscription(queue, client.user)
+        client.audit.record("subscription", queue.name, who=client.user, peer=client.peer, owner=ANONYMOUS)
 
 
 def may_end(client: Client, owner: str) -> bool:
@@ -62,12 +71,14 @@ def _recovers(client: Client) -> bool:
 def _has_client_id(client: Client, engine: Engine, user: str) -> bool:
     """Return whether a user may use the client's id: it has no owner, or the user owns it.
 
-    A durable subscription that was made without a user opens its client id to all users.
+    A durable subscription that was made without a user opens its client id to all users. Those of clients without a login belong to nobody
+    for users with a login: such clients have used them before there were users.
     """
     users = engine.addresses.subscribers.get(client.container)
     if not users or user in users or "" in users:
         return True
-    return client.permissions.owns(user, next(iter(users)))  # without permissions, everything belongs to everybody
+    others = [each for each in users if each != ANONYMOUS]
+    return not others or client.permissions.owns(user, others[0])  # without permissions, everything belongs to everybody
 
 
 def _refusal(client: Client) -> str:

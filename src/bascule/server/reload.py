@@ -18,6 +18,7 @@ from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Permissions
 from bascule.server.admin_access import AdminAccess
 from bascule.server.admin_logins import admin_access
 from bascule.server.audit import check_audit_file
+from bascule.server.key_source import KeySource, key_source
 from bascule.server.links import BrowserLink, ConsumerLink, ProducerLink
 from bascule.server.policies import policy_of
 from bascule.server.tls_watch import LoadedTls
@@ -55,7 +56,13 @@ class NextSettings(NamedTuple):
     admin_tls: LoadedTls
     policy: Policy
     tokens: TokenLogins | None
+    key_source: KeySource | None  # of these tokens, if they are as before; its files may have changed
     access: AdminAccess | None  # None: as before
+
+    def read_keys_again(self) -> None:
+        """Let the tokens of before read their key set again."""
+        if self.tokens is not None and self.key_source is not None:
+            self.tokens.keys.read_from(self.key_source)
 
     def token_rules_differ(self, before: Oidc) -> bool:
         """Return whether a client whose token was accepted before must show it again."""
@@ -149,16 +156,18 @@ def prepare(node: Node, settings: Settings) -> NextSettings:
         check_policy(node.loaded_engine, policy)
     broker_tls, admin_tls = LoadedTls.of_broker(broker.tls), LoadedTls.of_admin(settings.admin.tls)
     check_audit_file(settings.audit)
-    tokens = node.tokens
+    tokens, source = node.tokens, None
     if (broker.oidc, broker.handshake_timeout_s) != (before.broker.oidc, before.broker.handshake_timeout_s):
         tokens = TokenLogins(broker.oidc, broker.handshake_timeout_s) if broker.oidc.enabled else None
+    elif tokens is not None:
+        source = key_source(broker.oidc)
     access = None
     try:
         if node.admin is not None and _admits_differently(before, settings):  # writes a file, so it is the last step
             access = admin_access(settings, node.users, node.logins, node.audit, node.admin.access)
     except OSError as error:
         raise InvalidInput(f"{error.filename}: {error.strerror}; embedded.data_dir must be a directory that the broker can use") from error
-    return NextSettings(settings, broker_tls, admin_tls, policy, tokens, access)
+    return NextSettings(settings, broker_tls, admin_tls, policy, tokens, source, access)
 
 
 def _admits_differently(before: Settings, after: Settings) -> bool:

@@ -336,6 +336,8 @@ def test_user_commands_change_the_file_and_list_shows_the_result(typed: Callable
         {"user": "conrad", "roles": [], "source": "broker.users", "iterations": None},
     ]
     assert "ann" in typed("list").stdout
+    in_file = json.loads(typed("list", "--file", "users", "--format", "json").stdout)
+    assert [(each["user"], each["roles"]) for each in in_file] == [("ann", ["sales", "shipping"]), ("bob", [])]
     assert typed("remove", "ann").returncode == 0
     assert users_file.read(Path("users")).users.keys() == {"bob"}
     assert users_file.read(Path("users")).secret == found.secret

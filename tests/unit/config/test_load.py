@@ -156,6 +156,8 @@ ERRORS = [
         "broker.users: ann: a hash in the settings must be for SCRAM-SHA-256; broker.users_file has hashes for all mechanisms",
     ),
     ("[broker]\nfailover = ['a:1', 'b']", """bascule.toml:2: broker.failover = ["a:1", "b"]: 'b' is not HOST:PORT"""),
+    ("[broker]\nusers = {anonymous = 'x'}", "'anonymous' is the user of a client without a login; choose another name"),
+    ("[broker]\nusers = {'' = 'x'}", "a user must have 1 to 200 printable characters"),
     ("[broker]\nusers = {ann = 'file:nowhere'}", "bascule.toml:2: broker.users: ann: nowhere: No such file or directory"),
     ("[journal]\nmin_insync_replicas = 2", "journal: min_insync_replicas 2 is more than replication_factor 1"),
     ("[kafka.client]\nacks = '1'", "kafka.client: 'acks' is set by Bascule: a record counts when all in-sync replicas have it"),
@@ -336,6 +338,7 @@ def test_the_password_in_a_url_is_masked_in_an_error(text: str) -> None:
         "spark.hadoop.fs.s3a.access.key", "spark.hadoop.google.cloud.auth.service.account.private.key", "spark.executorEnv.API_KEY",
         "spark.executorEnv.OTEL_EXPORTER_OTLP_HEADERS", "spark.executorEnv.DB_PASSWD", "spark.ssl.keyPassword",
         "spark.executorEnv.OPENLINEAGE__TRANSPORT__AUTH__APIKEY", "spark.hadoop.fs.azure.account.key.store",
+        "spark.driver.extraJavaOptions",
     ],
 )  # fmt: skip
 def test_a_setting_of_spark_whose_name_indicates_a_secret_is_masked(key: str) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from bascule.amqp.verifiers import SCRAM_SHA_256, SCRAM_SHA_512, Verifier
 from bascule.config import users_file
-from bascule.config.users_file import User, Users, UsersFileError, changing, check_name, parse, read, stamp
+from bascule.config.user_names import check_name
+from bascule.config.users_file import User, Users, UsersFileError, changing, parse, read, stamp
 from bascule.core.errors import InvalidInput
 
 ANN, BOB = (User.of(name, f"of {name}", ("sales",), 1) for name in ("ann", "bob"))

@@ -75,6 +75,7 @@ def test_divert_runs_while_the_broker_allows_it_and_is_stopped_with_the_reason_w
         assert (bridge.carried("x"), bridge.carried("y")) == (["1"], ["1", "2"])
         report = reported(operator, running, "divert:x", PipelineState.STOPPED, REFUSED)
         assert (report.error, report.error_at_ms) == (REFUSED, 0)
+        assert running.driver._control._redrives.refused == {"divert:x": REFUSED}, "a redrive that runs would go on"
 
         def said() -> bool:
             running.driver.poll()

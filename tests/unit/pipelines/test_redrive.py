@@ -14,6 +14,7 @@ from tests.scenarios.test_redrive import (  # noqa: F401
     test_records_that_an_ingress_could_not_take_are_redriven_as_it_takes_others,
     test_run_ends_when_the_topic_is_recreated_and_takes_no_record_of_the_new_topic,
     test_run_killed_anywhere_leaves_each_dead_letter_waiting_or_redriven_once,
+    test_run_leaves_the_dead_letters_of_a_divert_that_is_refused_meanwhile,
     test_run_that_is_stopped_while_its_filter_matches_nothing_ends_and_is_not_done,
     topics,
 )

@@ -279,3 +279,35 @@ def test_a_queue_is_found_by_the_name_of_its_subscription() -> None:
     created = node.engine.create_queue("ann.sub", "news", Routing.MULTICAST, subscription="sub")
     found: BrokerQueue = actions.queue_named(node.engine, "ann.sub")
     assert found is created
+
+
+@run_async
+async def test_queue_with_the_name_of_a_subscriptions_queue_hides_neither() -> None:
+    node = Node()
+    hidden = node.engine.create_queue("shop.news", "news", Routing.MULTICAST, subscription="news")
+    node.fill("shop.news", 2)
+    node.broker.settle()
+    admin = administrator(node)
+    assert [(await admin.queue(name))["address"] for name in ("shop.news", "queue://shop.news", "subscription://shop.news")] == [
+        "shop.news", "shop.news", "news",
+    ]  # fmt: skip
+    assert await admin.act(ADMIN, "queues/purge", {"name": "subscription://shop.news"}) == {"purged": 0}
+    assert node.queued("shop.news") == 2
+    with pytest.raises(InvalidInput, match="is the queue of a subscription"):
+        await admin.act(ADMIN, "queues/delete", {"name": "subscription://shop.news"})
+    assert await admin.act(ADMIN, "subscriptions/delete", {"name": "subscription://shop.news"}) == {"deleted": "shop.news", "messages": 0}
+    assert hidden.deleted
+    assert node.queued("shop.news") == 2
+
+
+@run_async
+async def test_queue_whose_name_begins_like_a_prefix_is_found() -> None:
+    node = Node()
+    node.engine.create_queue("shop.news", "news", Routing.MULTICAST, subscription="news")
+    for name in ("subscription://shop.news", "queue://x", "subscription://y"):
+        node.fill(name, 1)
+    admin = administrator(node)
+    for asked, found in (
+        ("queue://subscription://shop.news", "subscription://shop.news"), ("queue://x", "queue://x"), ("subscription://y", "subscription://y"),
+    ):  # fmt: skip
+        assert (await admin.queue(asked))["name"] == found

@@ -94,8 +94,10 @@ async def test_topics_subscriptions_and_connections_are_listed() -> None:
     assert found["total"] == 1
     links = await look(node, "connections/links", id=found["entries"][0]["id"])
     assert links["links"] == []
-    with pytest.raises(InvalidInput, match="there is no connection 'nobody'"):
+    with pytest.raises(UnknownAddress, match="there is no connection with the address 'nobody'"):
         await look(node, "connections/links", id="nobody")
+    with pytest.raises(InvalidInput, match="id must be given"):
+        await look(node, "connections/links")
 
 
 @run_async

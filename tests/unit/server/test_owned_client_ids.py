@@ -77,6 +77,7 @@ def refusals(client: Client) -> list[str]:
 
 @pytest.mark.parametrize(("owner", "user", "refused"), [
     ("ann", "ann", False), ("ann", "bob", True), ("ann", "rex", False), ("", "bob", False), ("ann", "anonymous", True),
+    ("anonymous", "bob", False), ("anonymous", "anonymous", False),
 ])  # fmt: skip
 @run_async
 async def test_only_its_users_and_those_who_recover_connect_with_a_client_id(owner: str, user: str, refused: bool) -> None:
@@ -165,8 +166,9 @@ async def test_sole_connection_of_a_recovery_manager_and_any_connection_with_an_
 
 
 def connected(broker: Broker, user: str) -> Context:
-    url = f"amqp://127.0.0.1:{broker.ready[-1]}"
-    return ConnectionFactory(url, timeout_s=SOON_S, user=user, password=user[0], client_id="shop").connect()
+    """Return a connection with the client id; without a login if ``user`` is empty."""
+    url, login = f"amqp://127.0.0.1:{broker.ready[-1]}", {"user": user, "password": user[0]} if user else {}
+    return ConnectionFactory(url, timeout_s=SOON_S, client_id="shop", **login).connect()
 
 
 def subscribes(broker: Broker, user: str) -> None:
@@ -196,3 +198,49 @@ async def test_client_id_belongs_to_the_login_that_subscribed_also_after_a_resta
         await called(connects, broker, "rex")
         await called(unsubscribes, broker, "ann")
         await called(subscribes, broker, "bob")
+
+
+def holds(broker: Broker) -> dict[str, str]:
+    """Return the users of the subscriptions."""
+    return {name: queue.user for name, queue in broker.node.engine.addresses.subscriptions.items()}
+
+
+@run_async
+async def test_subscription_of_clients_without_a_login_belongs_to_the_first_user_who_uses_it_also_after_a_restart(
+    kafka: KafkaInMemory, tmp_path: Path
+) -> None:
+    def other(broker: Broker) -> None:
+        with connected(broker, "") as context:
+            context.durable_consumer(NEWS, "other").close()
+
+    async with serving(kafka, tmp_path) as broker:  # before there are users
+        await called(subscribes, broker, "")
+        await called(other, broker)
+        assert holds(broker) == {"shop.news": "anonymous", "shop.other": "anonymous"}
+    async with serving(kafka, tmp_path, **OWNED) as broker:
+        for user in ("bob", "ann", ""):
+            await called(connects, broker, user)
+        assert holds(broker) == {"shop.news": "anonymous", "shop.other": "anonymous"}, "who only connects gets nothing"
+        await called(subscribes, broker, "ann")
+        assert holds(broker) == {"shop.news": "ann", "shop.other": "anonymous"}
+        assert broker.node.engine.addresses.durable_subscriptions_of == {"ann": 1, "anonymous": 1}
+        with pytest.raises(SecurityDenied, match=REFUSED):
+            await called(connects, broker, "bob")
+    async with serving(kafka, tmp_path, **OWNED) as broker:
+        assert holds(broker) == {"shop.news": "ann", "shop.other": "anonymous"}
+        with pytest.raises(SecurityDenied, match=REFUSED):
+            await called(connects, broker, "bob")
+        await called(unsubscribes, broker, "ann")
+
+
+@run_async
+async def test_user_without_the_permission_to_consume_takes_no_subscription_of_clients_without_a_login(
+    kafka: KafkaInMemory, tmp_path: Path
+) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        await called(subscribes, broker, "")
+    denied = {**OWNED, "permission": [{"match": "#", "send": ["*"], "createDurableQueue": ["*"], "createAddress": ["*"]}]}
+    async with serving(kafka, tmp_path, **denied) as broker:
+        with pytest.raises(SecurityDenied, match="has no permission 'consume'"):
+            await called(subscribes, broker, "ann")
+        assert holds(broker) == {"shop.news": "anonymous"}

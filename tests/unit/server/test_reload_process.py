@@ -9,10 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bascule.client import ConnectionFactory, Queue
 from bascule.config import load
+from bascule.config.users_file import User, Users
+from bascule.server import key_set
 from bascule.server.reload import ReloadSource
 from tests.support.kafka_in_memory import KafkaInMemory
+from tests.support.provider import SigningKey
 from tests.unit.server.broker_process import PREFIX, SOON_S, Broker, called, kafka, until
 from tests.unit.server.served import run_async
 
@@ -89,3 +94,33 @@ async def test_administrator_reloads_a_broker_and_its_standby(kafka: KafkaInMemo
     await standby.serves()
     assert standby.node.engine.queue("q").settings.max_messages == 7, "the standby follows its new settings when it serves"
     await standby.stop()
+
+
+@run_async
+async def test_reload_reads_the_key_set_of_tokens_again_and_the_audit_has_a_changed_file_of_users(
+    kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_set, "READ_INTERVAL_S", 0.05)
+    keys, audit, users = tmp_path / "keys.json", tmp_path / "audit", tmp_path / "users"
+    keys.write_text(json.dumps({"keys": [SigningKey("first", "ES256").public]}))
+    made = Users.none().with_user(User.of("ann", "x", iterations=4096))
+    users.write_text(made.text())
+    oidc = f'users_file = "{users}"\n[broker.oidc]\nissuer = "https://login.example"\naudience = ["bascule"]\njwks_file = "{keys}"\n'
+    started = source(tmp_path / "1", f'{TEXT}{oidc}{TOKEN}[audit]\nfile = "{audit}"\n')
+    broker = Broker(kafka, tmp_path / "1", reload_source=started)
+    await broker.serves()
+    assert broker.node.tokens is not None
+    found = broker.node.tokens.keys
+    await until(lambda: bool(found.find("first", "ES256")), "the first key is known")
+    keys.write_text(json.dumps({"keys": [SigningKey("second", "ES256").public]}))
+    assert (await called(ask, broker.life._admin_port, "config/reload", "one"))[1]["applied"] == []
+    await until(lambda: bool(found.find("second", "ES256")), "the second key is known")
+    assert found.find("first", "ES256") == []
+    users.write_text(made.without("ann").text())
+
+    def read() -> list[dict[str, Any]]:
+        return [line for each in audit.read_text().splitlines() if (line := json.loads(each))["action"] == "users/read"]
+
+    await until(lambda: bool(read()), "the audit has the change of the users")
+    assert [(each["who"], each["on"], each["ended"]) for each in read()] == [("", str(users), 1)]
+    await broker.stop()

@@ -10,7 +10,7 @@ from bascule.cli.imports.artemis_precedence import TakenMatch, report_precedence
 from bascule.cli.imports.context import ImportContext, whole_number, words_of
 from bascule.cli.imports.toml_text import toml_value
 from bascule.cli.imports.xml_tree import XmlNode
-from bascule.config.users_file import check_name
+from bascule.config.user_names import check_name
 from bascule.core.access import ANY_ROLE
 from bascule.core.errors import InvalidInput
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission

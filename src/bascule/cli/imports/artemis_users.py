@@ -11,7 +11,8 @@ from bascule.cli.imports.draft import SettingsDraft
 from bascule.cli.imports.report import ImportOutcome, ImportReport, ImportRow
 from bascule.cli.imports.substitution import PropertyEntry
 from bascule.cli.imports.toml_text import toml_value
-from bascule.config.users_file import User, check_name
+from bascule.config.user_names import check_name
+from bascule.config.users_file import User
 from bascule.core.errors import InvalidInput
 from bascule.core.masking import MASK
 

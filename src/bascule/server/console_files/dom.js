@@ -28,6 +28,12 @@ export function link(page, parameters, ...children) {
   return h("a", { href: address(page, parameters) }, children);
 }
 
+// A name that says which one is meant if a queue and the queue of a subscription have the same name.
+export function queueReference(name, subscription) {
+  if (subscription) return `subscription://${name}`;
+  return name.includes("://") ? `queue://${name}` : name;
+}
+
 export function address(page, parameters = {}) {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "")).toString();
   return `#/${page}${query ? `?${query}` : ""}`;

@@ -2,14 +2,14 @@
 
 import { act, look, may } from "./api.js";
 import { attempt, confirmed } from "./dialogs.js";
-import { address, facts, h, link, number } from "./dom.js";
+import { address, facts, h, link, number, queueReference } from "./dom.js";
 import { CONNECTIONS } from "./requests.js";
 import { grid } from "./table.js";
 
 const TITLES = ["Role", "Address", "Queue", "Selector", "Unsettled", "Credit"];
 
 function row(each) {
-  return [each.role, each.address, each.queue ? link("queue", { name: each.queue }, each.queue) : "", each.selector,
+  return [each.role, each.address, each.queue ? link("queue", { name: queueReference(each.queue, each.queue !== each.address) }, each.queue) : "", each.selector,
     number(each.unsettled), number(each.credit)];
 }
 

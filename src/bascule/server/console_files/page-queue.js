@@ -2,7 +2,7 @@
 
 import { act, look, may } from "./api.js";
 import { asked, attempt, confirmed } from "./dialogs.js";
-import { address, bytes, facts, h, link, number } from "./dom.js";
+import { address, bytes, facts, h, link, number, queueReference } from "./dom.js";
 import { QUEUES } from "./requests.js";
 import { grid } from "./table.js";
 
@@ -10,29 +10,30 @@ const REFRESH_MS = 3000;
 
 function actions(queue, reload) {
   const { name } = queue;
+  const subscription = queue.routing === "multicast";
+  const reference = queueReference(name, subscription);
   const count = number(queue.messages + queue.delayed);
   const purge = async () => {
     if (!(await confirmed(`Purge ${name}`, `Deletes ${count} messages. This cannot be undone.`, "Purge", name))) return;
-    await attempt(() => act(QUEUES.purge, { name }), (answer) => `purged ${answer.purged} messages`);
+    await attempt(() => act(QUEUES.purge, { name: reference }), (answer) => `purged ${answer.purged} messages`);
     reload();
   };
   const move = async () => {
     const given = await asked(`Move the messages of ${name}`,
       [{ name: "to", label: "Target queue", attributes: { required: true } }, { name: "selector", label: "Selector, empty for all" }], "Move");
     if (!given) return;
-    await attempt(() => act(QUEUES.move, { name, ...given }), (answer) => `moved ${answer.moved} messages`);
+    await attempt(() => act(QUEUES.move, { name: reference, ...given }), (answer) => `moved ${answer.moved} messages`);
     reload();
   };
   const remove = async () => {
-    const subscription = queue.routing === "multicast";
     if (!(await confirmed(`Delete ${name}`, `Deletes the queue and its ${count} messages. This cannot be undone.`, "Delete", name))) return;
     const request = subscription ? QUEUES.deleteSubscription : QUEUES.delete;
-    if (await attempt(() => act(request, { name, force: true }), () => `deleted ${name}`)) location.hash = address("queues");
+    if (await attempt(() => act(request, { name: reference, force: true }), () => `deleted ${name}`)) location.hash = address("queues");
   };
   return h("div", { class: "bar" },
     may("edit") ? [
-      link("messages", { queue: name }, h("span", { class: "button" }, "Messages")),
-      link("send", { to: queue.address, topic: queue.routing === "multicast" ? "true" : "" }, h("span", { class: "button" }, "Send")),
+      link("messages", { queue: reference }, h("span", { class: "button" }, "Messages")),
+      link("send", { to: queue.address, topic: subscription ? "true" : "" }, h("span", { class: "button" }, "Send")),
       h("button", { onclick: move }, "Move"), h("button", { class: "danger", onclick: purge }, "Purge"),
       h("button", { class: "danger", onclick: remove }, "Delete"),
     ] : null);

@@ -2,7 +2,7 @@
 
 import { act, may } from "./api.js";
 import { asked, attempt } from "./dialogs.js";
-import { bytes, h, link } from "./dom.js";
+import { bytes, h, link, queueReference } from "./dom.js";
 import { LISTS, QUEUES } from "./requests.js";
 import { pagedTable } from "./table.js";
 
@@ -15,7 +15,7 @@ export default {
       table.reload();
     };
     const table = pagedTable(LISTS.queues, [
-      { key: "name", title: "Name", long: true, cell: (row) => link("queue", { name: row.name }, row.name) },
+      { key: "name", title: "Name", long: true, cell: (row) => link("queue", { name: queueReference(row.name, row.routing === "multicast") }, row.name) },
       { key: "address", title: "Address", long: true },
       { key: "routing", title: "Routing" },
       { key: "messages", title: "Waiting", numeric: true },

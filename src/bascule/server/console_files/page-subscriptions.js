@@ -1,6 +1,6 @@
 // Subscriptions of topics.
 
-import { link, moment } from "./dom.js";
+import { link, moment, queueReference } from "./dom.js";
 import { LISTS } from "./requests.js";
 import { pagedTable } from "./table.js";
 
@@ -8,7 +8,7 @@ export default {
   title: "Subscriptions",
   render(parameters) {
     return pagedTable(LISTS.subscriptions, [
-      { key: "name", title: "Name", long: true, cell: (row) => link("queue", { name: row.name }, row.name) },
+      { key: "name", title: "Name", long: true, cell: (row) => link("queue", { name: queueReference(row.name, true) }, row.name) },
       { key: "topic", title: "Topic", long: true },
       { title: "Selector", long: true, cell: (row) => row.selector },
       { title: "Durable", cell: (row) => (row.durable ? "yes" : "no") },
