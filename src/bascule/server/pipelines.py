@@ -32,6 +32,7 @@ from bascule.core.errors import InvalidInput, Scope, Unavailable
 from bascule.core.log import get_log
 from bascule.core.masking import PropertyMask
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
+from bascule.core.topics import JournalTopics
 from bascule.kafka.control import Reports
 from bascule.kafka.redriving import RedriveTopics
 from bascule.server.admin_access import AdminRole, Principal
@@ -49,6 +50,7 @@ from bascule.writer.control import (
     WANTED_KEY,
     OffsetsWish,
     PipelineDefinition,
+    PipelineDeletion,
     PipelineReport,
     PipelineState,
     RestartWish,
@@ -120,7 +122,7 @@ class PipelineTopics(Protocol):
     def define(self, pipeline: str, definition: PipelineDefinition) -> None:
         """Store a definition. Raises Unavailable."""
 
-    def undefine(self, pipeline: str) -> None:
+    def undefine(self, pipeline: str, deletion: PipelineDeletion) -> None:
         """Delete a definition and the wishes about its pipeline. Raises Unavailable."""
 
     def ask(self, job: RedriveJob) -> None:
@@ -168,6 +170,7 @@ class PipelinePages:
         #: The pipelines of this broker's own configuration, which its drivers usually share.
         self._configured = {f"{KINDS['divert']}{each.name}": each.enabled for each in settings.divert}
         self._configured |= {f"{KINDS['ingress']}{each.name}": each.enabled for each in settings.ingress}
+        self._control_topic = JournalTopics(settings.journal.prefix).control
         self._turn = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
     def paths(self) -> list[AdminPage]:
@@ -252,7 +255,9 @@ class PipelinePages:
 
         def read() -> KnownPipelines:
             reports = self.topics.reports(READ_TIMEOUT_S)
-            return KnownPipelines(reports, self.topics.wishes(READ_TIMEOUT_S, decides=decides).beside_file(in_file))
+            begun = [pipeline for pipeline, report in reports.pipelines.items() if report.revision]
+            wishes = self.topics.wishes(READ_TIMEOUT_S, decides=decides).losing(begun, self._control_topic)
+            return KnownPipelines(reports, wishes.beside_file(in_file))
 
         return await self.beside(read)
 
@@ -341,7 +346,7 @@ class PipelinePages:
 
 
 def _is_defined(known: KnownPipelines, pipeline: str) -> bool:
-    """Return whether there is a definition made at run time, also one that cannot be read."""
+    """Return whether there is a definition made at run time, also one that cannot be read or is lost."""
     return pipeline in known.wishes.definitions or pipeline in known.wishes.undefined
 
 

@@ -258,3 +258,13 @@ def test_damaged_reports_are_left_out(topics: ControlTopics) -> None:
         assert request("GET", "/ingresses/stock/status")[1]["reported_at_ms"] is None
 
     asked(topics, ask)
+
+
+def test_topic_that_was_recreated_is_read_from_its_beginning(topics: ControlTopics) -> None:
+    topics.want("divert:orders", Wish(WantedState.PAUSED, "ann", 7))
+    assert topics.wishes(10).states
+    topics._readers["bascule.control"]._reached[0] = 100  # as if the topic had had more records before somebody recreated it
+    topics._readers["bascule.control"]._table.clear()
+    with pytest.raises(Unavailable, match="it was recreated, or has lost records"):
+        topics.wishes(10)
+    assert topics.wishes(10).of("divert:orders") is WantedState.PAUSED
