@@ -60,7 +60,7 @@ def held_definitions(pages: PipelinePages, known: KnownPipelines) -> PipelineDef
 
 
 def replaceable(known: KnownPipelines, pipeline: str) -> PipelineDefinition:
-    """Return in place of a definition that cannot be read, or is lost, what is known about it: its id, and a revision that is not below its own.
+    """Return what is known about a definition that cannot be read, or is lost: its id, and a revision that is not below its own.
 
     The positions of the pipeline belong to the id. Driver and brokers have stored it; if none of them has, the pipeline has not begun.
     """

@@ -288,7 +288,10 @@ class Wishes:
         topic, and the wish to pause the pipeline may be lost with the definition.
         """
         lost = frozenset(begun) - self.definitions.keys() - self.undefined - self.deleted
-        reason = f"{topic} has lost the definition, and nobody has deleted it. Create the pipeline again to continue at its position, or delete it"
+        reason = (
+            f"{topic} has lost the definition, and nobody has deleted it. Create the pipeline again to continue at its position, or delete"
+            " the pipeline"
+        )
         reasons = {pipeline: {**self.unreadable.get(pipeline, {}), DEFINITION_KEY: reason} for pipeline in lost}
         return replace(self, unreadable={**self.unreadable, **reasons}, lost=lost)
 
