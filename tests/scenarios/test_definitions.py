@@ -388,7 +388,8 @@ def test_ingress_whose_definition_is_lost_keeps_its_positions_until_it_is_create
         definer.follow(running)
         definer.await_report(running, lambda found: "in" in str(found) and found["ingress:in"].state is PipelineState.FAILED)
         report = topics.reports(TIMEOUT_S).pipelines["ingress:in"]
-        assert ("has lost the definition" in report.error, report.definition_id, report.revision) == (True, "1", 1)
+        assert ("has lost the definition" in report.error, report.definition_id) == (True, "1")
+        assert report.revision, "it is defined at run time"
 
     with bridge.running(bridge.divert("x")) as running:
         definer.follow(running)
