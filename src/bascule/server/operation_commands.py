@@ -82,6 +82,7 @@ COMMANDS: Final[Mapping[tuple[str, str], str]] = {
 BROWSERS_ONLY: Final = frozenset(
     {
         ("GET", "/"),
+        ("GET", "/console"),
         ("GET", "/console/{file}"),
         ("GET", "/console/session"),
         ("POST", "/console/login"),

@@ -30,6 +30,7 @@ from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
 from bascule.server.admin_arguments import arguments_of
+from bascule.server.listing import check_known
 from bascule.server.pipeline_answers import HeldPipeline, PipelineDefinitionsAnswer
 from bascule.writer.control import KINDS, PipelineDefinition, PipelineDeletion
 
@@ -103,6 +104,7 @@ class DefinitionPages:
         ]
 
     async def _create(self, request: Request) -> Response:
+        check_known(request.query_params, ())
         arguments = await arguments_of(request)
         name, given = arguments.pop("name", None), arguments.pop("config", None)
         if arguments or not isinstance(name, str) or not isinstance(given, dict):
@@ -111,11 +113,13 @@ class DefinitionPages:
         return await self._audited(request, "create", name, act, arguments=json.dumps(given))
 
     async def _change(self, request: Request) -> Response:
+        check_known(request.query_params, (REVISION,))
         name, given = request.path_params["name"], await arguments_of(request)
         act = partial(self._define, request, name, given, new=False)
         return await self._audited(request, "change", name, act, arguments=json.dumps(given))
 
     async def _delete(self, request: Request) -> Response:
+        check_known(request.query_params, ())
         if await arguments_of(request):
             raise InvalidInput(f"DELETE {request.url.path} takes no arguments")
         name, principal = request.path_params["name"], request.state.principal

@@ -88,6 +88,12 @@ WANTED_BY_VERB: Final[Mapping[str, WantedState]] = {
     "stop": WantedState.STOPPED,
 }
 
+#: Parameters of a restart, as Kafka Connect has them. A pipeline has one task, so the first one changes nothing.
+INCLUDE_TASKS: Final = "includeTasks"
+ONLY_FAILED: Final = "onlyFailed"
+#: States of pipelines whose task has failed.
+TASK_FAILED: Final = (PipelineState.FAILED.value, PipelineState.RESTARTING.value)
+
 T = TypeVar("T")
 
 
@@ -198,12 +204,14 @@ class PipelinePages:
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
-    async def _list(self, kind: str, _request: Request) -> Response:
+    async def _list(self, kind: str, request: Request) -> Response:
+        check_known(request.query_params, ())
         known = await self.known()
         names = sorted(name for name in self.names(known) if name.startswith(KINDS[kind]))
         return JSONResponse([self.described(known, name) for name in names])
 
     async def _show(self, kind: str, request: Request) -> Response:
+        check_known(request.query_params, ())
         known = await self.known()
         pipeline = self.named(known, kind, request)
         report = known.reports.pipelines.get(pipeline)
@@ -215,6 +223,7 @@ class PipelinePages:
         })  # fmt: skip
 
     async def _status(self, kind: str, request: Request) -> Response:
+        check_known(request.query_params, ())
         known = await self.known()
         return JSONResponse(self.described(known, self.named(known, kind, request)))
 
@@ -224,15 +233,22 @@ class PipelinePages:
 
     async def _want(self, kind: str, verb: str, wanted: WantedState, request: Request) -> Response:
         principal: Principal = request.state.principal
+        check_known(request.query_params, ())
         return await self._act(kind, verb, request, Wish(wanted, principal.name, self.now_ms()), {"wanted": wanted.value})
 
     async def _restart(self, kind: str, request: Request) -> Response:
         principal: Principal = request.state.principal
+        check_known(request.query_params, (INCLUDE_TASKS, ONLY_FAILED))
+        flags = {name: request.query_params.get(name, "false") for name in (INCLUDE_TASKS, ONLY_FAILED)}
+        if wrong := [name for name, value in flags.items() if value not in ("true", "false")]:
+            raise InvalidInput(f"{wrong[0]} {flags[wrong[0]]!r:.20} must be true or false")
         wish = RestartWish(uuid.uuid4().hex, principal.name, self.now_ms())
-        return await self._act(kind, "restart", request, wish, {"restart": wish.id})
+        return await self._act(kind, "restart", request, wish, {"restart": wish.id}, only_failed=flags[ONLY_FAILED] == "true")
 
-    async def _act(self, kind: str, verb: str, request: Request, wish: Wish | RestartWish, result: dict[str, str]) -> Response:
-        """Store a wish, audited."""
+    async def _act(
+        self, kind: str, verb: str, request: Request, wish: Wish | RestartWish, result: dict[str, str | None], *, only_failed: bool = False
+    ) -> Response:
+        """Store a wish, audited. ``only_failed``: do nothing if the task of the pipeline has not failed."""
         principal: Principal = request.state.principal
         name, action = request.path_params["name"], f"{kind} {verb}"
         if await arguments_of(request):
@@ -242,7 +258,10 @@ class PipelinePages:
             known = await self.known()
             pipeline = self.named(known, kind, request)
             self.check_enabled(known, pipeline)
-            await self.beside(partial(self.topics.want, pipeline, wish))
+            if only_failed and self.state_of(known, pipeline) not in TASK_FAILED:
+                result = dict.fromkeys(result)
+            else:
+                await self.beside(partial(self.topics.want, pipeline, wish))
         log.info("administrator action", who=principal.name, action=action, arguments={"name": name}, answer=result)
         return JSONResponse({"name": name, "kind": kind, **result}, 202)
 
