@@ -309,6 +309,8 @@ const steps = {
   async "the broker, its settings and permissions"() {
     await goTo(page, "Broker");
     await shows(page, "What keeps the journal");
+    await shows(page, "this page");
+    await page.waitForFunction(() => /active/.test([...document.querySelectorAll("main tbody tr")].find((row) => row.innerText.includes("this page")).innerText));
     await picture(page, "broker");
     await goTo(page, "Settings");
     await shows(page, "broker.max_message_bytes");

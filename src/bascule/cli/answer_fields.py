@@ -10,6 +10,7 @@ from typing import Final
 #: The types of rows (modules of ``bascule.server``, and classes there), by what is listed.
 _TYPES: Final = {
     "queues": (("status", "QueueStatus"),),
+    "brokers": (("answers", "BrokerAnswer"),),
     "topics": (("answers", "TopicSums"),),
     "subscriptions": (("status", "SubscriptionStatus"),),
     "connections": (("status", "ConnectionStatus"),),

@@ -337,6 +337,7 @@ def _definitions_of(kind: str, collection: str, model: type[Divert | Ingress], n
 
 
 _DEFINITIONS: Final[dict[tuple[str, str], Operation]] = {
+    ("GET", "/brokers"): Operation("The brokers of the journal, and which one is elected", {200: list[answers.BrokerAnswer]}),
     ("GET", "/flow"): Operation("All pipelines with their states and rates, and the queues at their ends", {200: answers.FlowAnswer}),
     ("GET", "/definitions/pipelines"): Operation(
         "The diverts and ingresses that are defined at run time", {200: pipeline_answers.PipelineDefinitionsAnswer}

@@ -149,6 +149,7 @@ def look_at_everything(api: Operations, broker: Broker) -> None:
         "/connections",
         "/overview",
         "/flow",
+        "/brokers",
         "/settings",
         "/definitions",
         "/definitions/pipelines",
@@ -293,6 +294,7 @@ def redrive_letters(api: Operations, bridge: str) -> None:
 
 def use_console(api: Operations) -> None:
     api.ask("GET", "/", token="", status=307)
+    api.ask("GET", "/console", token="", status=307)
     (parameter,) = api.document["paths"]["/console/{file}"]["get"]["parameters"]
     for file in parameter["schema"]["enum"]:
         api.ask("GET", "/console/{file}", token="", file=file)

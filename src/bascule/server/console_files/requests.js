@@ -29,6 +29,7 @@ export const BROKER = made({
   settings: "GET /settings",
   permissions: "GET /permissions",
   flow: "GET /flow",
+  brokers: "GET /brokers",
 });
 
 export const LISTS = made({
