@@ -16,7 +16,7 @@ from bascule.config.settings import Settings
 from bascule.server.console import ROOT, files
 
 MODULE: Final = "pipeline-fields.js"
-KINDS: Final = {"diverts": ("divert", Divert), "ingresses": ("ingress", Ingress)}
+KINDS: Final[dict[str, tuple[str, type[Divert | Ingress]]]] = {"diverts": ("divert", Divert), "ingresses": ("ingress", Ingress)}
 #: Definitions with each setting that a form has.
 DEFINITIONS: Final[dict[str, dict[str, Any]]] = {
     "diverts": {"from": "a", "selector": "b = 1", "to": "c", "key": "none", "from_kafka": False, "user": "ann", "start": "earliest"},
