@@ -30,6 +30,7 @@ const steps = {
     await shows(page, "serving");
     await page.waitForFunction(() => [...document.querySelectorAll(".charts figure")].some((each) => each.innerText.includes("p99")
       && [".line-0", ".line-1"].every((line) => /L/.test(each.querySelector(line)?.getAttribute("d") ?? "")) && / ms/.test(each.innerText)));
+    await page.waitForFunction(() => [...document.querySelectorAll(".charts figure")].some((each) => /Lag of pipelines[^]*diverts 6/.test(each.innerText)));
     if (process.env.PICTURES) await page.waitForFunction(() => document.querySelector(".charts .line-0").getAttribute("d").split("L").length > 12);
     await picture(page, "overview");
   },
@@ -235,6 +236,15 @@ const steps = {
     await press(page, "prices");
     await shows(page, "Definition made at run time");
     await shows(page, '["prices","more"]');
+    await press(page, "Change");
+    check((await page.$eval("dialog [name=topics]", (field) => field.value)) === "prices, more", "the form has the settings of now");
+    await enter(page, "topics", "prices", "dialog");
+    await enter(page, "body", "bytes", "dialog");
+    await enter(page, "tasks", "2", "dialog");
+    await press(page, "Change", "dialog");
+    await shows(page, "changed prices (revision 2)");
+    await shows(page, '["prices"]');
+    await closeToasts();
     await press(page, "Delete");
     await enter(page, "word", "prices", "dialog");
     await press(page, "Delete", "dialog");
@@ -251,6 +261,18 @@ const steps = {
     await press(page, "late");
     await shows(page, "Definition made at run time");
     await shows(page, "news.#");
+    await press(page, "Change");
+    await enter(page, "selector", "colour =", "dialog");
+    await press(page, "Change", "dialog");
+    await shows(page, "column 9");
+    await closeToasts();
+    await press(page, "Change");
+    await enter(page, "selector", "colour = 'red'", "dialog");
+    await enter(page, "from_kafka", "true", "dialog");
+    await press(page, "Change", "dialog");
+    await shows(page, "changed late (revision 2)");
+    await shows(page, "colour = 'red'");
+    await closeToasts();
     await press(page, "Delete");
     await enter(page, "word", "late", "dialog");
     await press(page, "Delete", "dialog");
@@ -287,6 +309,8 @@ const steps = {
   async "the broker, its settings and permissions"() {
     await goTo(page, "Broker");
     await shows(page, "What keeps the journal");
+    await shows(page, "this page");
+    await page.waitForFunction(() => /active/.test([...document.querySelectorAll("main tbody tr")].find((row) => row.innerText.includes("this page")).innerText));
     await picture(page, "broker");
     await goTo(page, "Settings");
     await shows(page, "broker.max_message_bytes");

@@ -13,7 +13,7 @@ from bascule.kafka.control import ControlTopics
 from bascule.pipelines.audit import audit_diverts
 from bascule.pipelines.defined_specs import with_defined
 from bascule.pipelines.spec import DivertSpec
-from bascule.writer.control import OffsetMove, OffsetsWish, PipelineDefinition, PipelineState, WantedState, Wish
+from bascule.writer.control import OffsetMove, OffsetsWish, PipelineDefinition, PipelineDeletion, PipelineState, WantedState, Wish
 from bascule.writer.pipeline_holds import TO_BEGIN, PipelineHoldsProtocol
 from bascule.writer.position import COMMON, PositionTaken, group_pipeline
 from tests.scenarios import test_control
@@ -47,7 +47,7 @@ class DivertDefiner(Definer):
         self.topics.say_covered("late", epoch, CoverageMark(definition, revision, offset))
 
     def delete(self) -> None:
-        self.topics.undefine(NAME)
+        self.topics.undefine(NAME, PipelineDeletion("ann", 1))
 
     def carry_all(self, running: Running) -> list[str]:
         """Let the divert carry what there is, and return the records of its topic."""

@@ -14,7 +14,7 @@ from bascule.kafka.control import ControlTopics
 from bascule.pipelines import control
 from bascule.pipelines.defined_positions import DefinedPositions
 from bascule.pipelines.spec import IngressSpec
-from bascule.writer.control import PipelineDefinition, PipelineReport, PipelineState, Wish
+from bascule.writer.control import DEFINITION_KEY, PipelineDefinition, PipelineDeletion, PipelineReport, PipelineState, Wish
 from bascule.writer.position import COMMON, position_key
 from tests.scenarios import test_control
 from tests.scenarios.operating import PAUSED, TIMEOUT_S, Killed, Operator
@@ -45,7 +45,11 @@ class Definer(Operator):
         self.topics.define(f"ingress:{name}", PipelineDefinition(definition, revision, table, "ann", 1))
 
     def undefine(self, name: str = "in") -> None:
-        self.topics.undefine(f"ingress:{name}")
+        self.topics.undefine(f"ingress:{name}", PipelineDeletion("ann", 1))
+
+    def lose(self, name: str = "in") -> None:
+        """Take the definition away as somebody does who creates the topic again: nothing says that it was deleted."""
+        self.topics._store(f"{DEFINITION_KEY}ingress:{name}", None)
 
     def follow(self, running: Running) -> None:
         """Let the driver follow what was wanted and defined before the call."""
@@ -369,3 +373,39 @@ def test_ingress_of_a_damaged_definition_stands_with_its_positions_until_the_nex
         definer.undefine()
         definer.follow(running)
         definer.await_report(running, lambda found: "ingress:in" not in found)
+
+
+@pytest.mark.on_mock_cluster
+def test_ingress_whose_definition_is_lost_keeps_its_positions_until_it_is_created_again_or_deleted(
+    bridge: Bridge, topics: ControlTopics
+) -> None:
+    bridge.journal.start_epoch()
+    definer = Definer(bridge, topics)
+    definer.define()
+    definer.produce("1")
+
+    def stands(running: Running) -> None:
+        definer.follow(running)
+        definer.await_report(running, lambda found: "in" in str(found) and found["ingress:in"].state is PipelineState.FAILED)
+        report = topics.reports(TIMEOUT_S).pipelines["ingress:in"]
+        assert ("has lost the definition" in report.error, report.definition_id) == (True, "1")
+        assert report.revision, "it is defined at run time"
+
+    with bridge.running(bridge.divert("x")) as running:
+        definer.follow(running)
+        definer.carry(running, 1)
+        definer.lose()
+        stands(running)
+    with bridge.running(bridge.divert("x")) as running:
+        stands(running)
+        definer.produce("2")
+        definer.define(revision=2)
+        definer.follow(running)
+        definer.carry(running, 2)
+        assert [offset for offset, _ in definer.messages()] == [0, 1], "the positions were kept"
+        definer.lose()
+        stands(running)
+        definer.undefine()
+        definer.follow(running)
+        definer.await_report(running, lambda found: "ingress:in" not in found)
+    assert definer.stored() == []

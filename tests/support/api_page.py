@@ -18,6 +18,7 @@ from bascule.server.admin import AdministeredBroker, admin_pages
 from bascule.server.admin_access import OPEN
 from bascule.server.admin_app import AdminPage
 from bascule.server.audit import NO_AUDIT
+from bascule.server.brokers import BrokerPages
 from bascule.server.console_sessions import ConsoleSessions
 from bascule.server.openapi import document
 from bascule.server.pipelines import PipelinePages, PipelineTopics
@@ -52,7 +53,8 @@ file, and `tests/unit/server/test_openapi.py` calls every request at a broker an
 #: Tags of the document in the order of the page, and their titles; all others follow under their own names.
 TITLES: Final = {
     "livez": "Health", "readyz": "Health", "active": "Health", "metrics": "Health", "openapi.json": "Health", "status": "The whole broker",
-    "overview": "The whole broker", "flow": "The whole broker", "settings": "The whole broker", "permissions": "The whole broker",
+    "overview": "The whole broker", "flow": "The whole broker",
+    "brokers": "The whole broker", "settings": "The whole broker", "permissions": "The whole broker",
     "config": "The whole broker", "definitions": "The whole broker", "list": "Parts of lists", "queues": "Queues", "messages": "Messages",
     "dead-letters": "Dead letters", "subscriptions": "Subscriptions", "connections": "Connections",
     "branches": "Branches of distributed transactions", "ingress": "Ingress topic", "diverts": "Diverts", "ingresses": "Ingresses",
@@ -73,11 +75,12 @@ PIPELINES: Final = PipelinePages(
     NO_FLOW_ENDS,
 )
 RELOAD: Final = ReloadPages(cast(SettingsReload, None), NO_AUDIT)
+BROKERS: Final = BrokerPages(list, "")
 
 
 def all_pages() -> list[AdminPage]:
     """Return the table of a complete admin server. Its pages cannot answer."""
-    return admin_pages(cast(AdministeredBroker, None), OPEN, ConsoleSessions(OPEN), (), PIPELINES, RELOAD)
+    return admin_pages(cast(AdministeredBroker, None), OPEN, ConsoleSessions(OPEN), (), PIPELINES, RELOAD, BROKERS)
 
 
 def pages() -> dict[Path, str]:

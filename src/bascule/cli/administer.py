@@ -152,7 +152,7 @@ def list_dead_letters(
     rows = AdminApiClient(admin, config).look("dead-letters", queue=queue, count=count)
     for row in rows:
         row["moved_at"] = moment(row["moved_at_ms"])
-    show_rows(rows, DEAD_LETTER_COLUMNS, output)
+    show_rows(rows, DEAD_LETTER_COLUMNS, output, "dead letters")
 
 
 @dead_letters.command("return", epilog="Example:  bascule dead-letters return --selector \"JMSType = 'order'\"")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 #: Columns of the table of pins, which keep the journal from being trimmed.
 PIN_COLUMNS = ("journal kept for", "name", "from offset", "records", "size", "reason")
+BROKER_COLUMNS = ("name", "host", "elected", "this")
 RELEASED = "exceeds journal.pinned_bytes, unread records are deleted"
 
 
@@ -38,13 +39,16 @@ def status(
     watch: Annotated[
         float | None, typer.Option("--watch", metavar="SECONDS", min=0.1, help="Repeat every N seconds until Ctrl-C", show_default=False)
     ] = None,
+    brokers: Annotated[bool, typer.Option("--brokers", help="Show the brokers of the journal, and which one is elected")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Show the state of a broker, its queues, the reasons why it keeps parts of the journal, and its counters."""
     broker = AdminApiClient(admin, config)
     while True:
-        answer = broker.look("status")
-        if output is Format.JSON and watch:
+        answer = broker.look("brokers" if brokers else "status")
+        if brokers:
+            show_rows(answer, BROKER_COLUMNS, output, "brokers")
+        elif output is Format.JSON and watch:
             line(as_json(answer))
         else:
             show_document(answer, output, partial(_show, answer))

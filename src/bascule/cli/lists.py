@@ -69,6 +69,6 @@ def add_list(
         output: FormatOption = Format.TABLE,
     ) -> None:
         chosen = ListChoice(search, sort, descending, limit)
-        show_rows([row(entry) for entry in listed(AdminApiClient(admin, config), name, chosen)], columns, output)
+        show_rows([row(entry) for entry in listed(AdminApiClient(admin, config), name, chosen)], columns, output, name)
 
     commands.command("list", help=text, epilog=f"Example:  {example}")(show)

@@ -51,7 +51,7 @@ def list_messages(
     if output in (Format.TABLE, Format.WIDE):
         for row in rows:
             row["body"] = _short(row["body"])
-    show_rows(rows, MESSAGE_COLUMNS, output)
+    show_rows(rows, MESSAGE_COLUMNS, output, "messages")
 
 
 @queues.command("message", epilog="Example:  bascule queue message orders 17-waiting-4-812")
@@ -88,7 +88,7 @@ def show_connection(
     if output is Format.JSON:
         line(as_json(found, indent=2))
     else:
-        show_rows(found["links"], LINK_COLUMNS, output)
+        show_rows(found["links"], LINK_COLUMNS, output, "links")
 
 
 def flow(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
@@ -105,7 +105,7 @@ def flow(config: ConfigOption = None, admin: AdminOption = None, output: FormatO
         {"kind": "ingress", "from": ", ".join(each["topics"]) or each["pattern"], **each, "behind": each["lag"]}
         for each in found["ingresses"]
     ]
-    show_rows([*diverts, *ingresses], FLOW_COLUMNS, output)
+    show_rows([*diverts, *ingresses], FLOW_COLUMNS, output, "flow")
     if found["trouble"]:
         note(f"states, and pipelines that are defined at run time, are missing: {found['trouble']}")
 

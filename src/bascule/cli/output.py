@@ -79,13 +79,21 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     console.print(drawn)
 
 
-def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], output: Format) -> None:
-    """Print objects: some fields as a table, or all fields. The fields in ``columns`` come first."""
+def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], output: Format, listed: str = "") -> None:
+    """Print objects: some fields as a table, or all fields. The fields in ``columns`` come first.
+
+    ``listed`` says what the objects are (``answer_fields``): without rows, nothing else knows all fields.
+    """
     found = list(rows)
     if output is Format.JSON:
         line(as_json(found, indent=2))
         return
-    shown = columns if output is Format.TABLE else tuple(dict.fromkeys((*columns, *(name for row in found for name in row))))
+    shown = tuple(columns)
+    if output is not Format.TABLE:
+        from bascule.cli.answer_fields import fields_of
+
+        fields = [name for row in found for name in row] if found or not listed else fields_of(listed)
+        shown = tuple(dict.fromkeys((*columns, *fields)))
     if output is Format.CSV:
         CsvRows(shown).write(found)
     else:

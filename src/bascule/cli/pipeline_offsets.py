@@ -91,7 +91,7 @@ def _show(found: dict[str, Any], output: Format) -> None:
     if output is Format.JSON:
         line(as_json(found, indent=2))
         return
-    show_rows(found["offsets"], COLUMNS, output)
+    show_rows(found["offsets"], COLUMNS, output, "offsets")
     if (request := found["request"]) is not None:
         error = f": {request['error']}" if request["error"] else ""
         note(f"last request to move, by {request['by'] or 'an unknown user'} at {moment(request['at_ms'])}: {request['state']}{error}")

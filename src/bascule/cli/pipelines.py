@@ -73,7 +73,7 @@ def _add(commands: typer.Typer, name: str, command: Callable[..., None], text: s
 
 def _list_command(kind: str, columns: tuple[str, ...]) -> Callable[..., None]:
     def command(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-        show_rows(AdminApiClient(admin, config).look(_plural(kind)), columns, output)
+        show_rows(AdminApiClient(admin, config).look(_plural(kind)), columns, output, "pipelines")
 
     return command
 

@@ -98,7 +98,7 @@ def list_letters(
             break
     for letter in letters:
         letter["time"] = moment(letter["time_ms"])
-    show_rows(letters, COLUMNS, output)
+    show_rows(letters, COLUMNS, output, "letters")
     if more:
         note("there are more dead letters than shown" + (f"; continue with --from {start}" if start else ""))
 
@@ -172,7 +172,7 @@ def jobs(config: ConfigOption = None, admin: AdminOption = None, output: FormatO
     found = AdminApiClient(admin, config).look("redrive/jobs")
     for job in found:
         job["at"] = moment(job["at_ms"])
-    show_rows(found, JOB_COLUMNS, output)
+    show_rows(found, JOB_COLUMNS, output, "jobs")
 
 
 def _report(client: AdminApiClient, asked: dict[str, Any], wait_s: float, output: Format) -> None:

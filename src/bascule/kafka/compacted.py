@@ -128,6 +128,8 @@ class TableReader:
         self._closed = False
         #: Whether a read has raised an error.
         self.failed = False
+        #: Whether the last ``read`` has asked a node that knows less than what was read: a former leader, or a topic that was recreated.
+        self.retreated = False
         self._offsets = PartitionOffsets(kafka, self._at, None if shared is None else shared.offsets)
         self._consumer = clients.consumer(
             {
@@ -161,7 +163,13 @@ class TableReader:
         No decision may depend on the result, because a former leader may answer: see ``read_behind_barrier``. The call waits for open
         transactions, and calls ``held_up`` with their place if this takes long. Raises Unavailable if the end is not reached in time.
         """
-        return self._known_by(read_latest(TableReads(self, timeout_s, held_up)), timeout_s)
+        return self._known_by(self._read_latest(TableReads(self, timeout_s, held_up)), timeout_s)
+
+    async def _read_latest(self, reads: TableReads) -> dict[bytes, Stored]:
+        before = dict(self._reached)
+        table = await read_latest(reads)
+        self.retreated = any(end < before[partition] for partition, end in reads.asked.items())
+        return table
 
     def read_behind_barrier(
         self, timeout_s: float = READ_TIMEOUT_S, held_up: Callable[[Mapping[bytes, Stored]], None] | None = None
@@ -341,6 +349,8 @@ class TableReads:
         held_up: Callable[[Mapping[bytes, Stored]], None] | None = None,
     ) -> None:
         self._reader, self._timeout_s, self._held_up = reader, timeout_s, held_up
+        #: What ``ends`` has returned last.
+        self.asked: Mapping[int, int] = {}
 
     def now_s(self) -> float:
         """Return the time of a monotonic clock."""
@@ -357,7 +367,8 @@ class TableReads:
 
     async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
         """Return the high watermarks, or the last stable offsets."""
-        return self._reader.ends(self._timeout_s, stable=stable)
+        self.asked = self._reader.ends(self._timeout_s, stable=stable)
+        return self.asked
 
     async def read_to(self, ends: Mapping[int, int]) -> dict[bytes, Stored]:
         """Return all records before these offsets."""

@@ -19,6 +19,7 @@ from bascule.writer.control import (
     ACCESS_KEY,
     COVERED_KEY,
     DEFINITION_KEY,
+    DELETED_KEY,
     DRIVER_KEY,
     OFFSETS_KEY,
     RESTART_KEY,
@@ -26,6 +27,7 @@ from bascule.writer.control import (
     DriverReport,
     OffsetsWish,
     PipelineDefinition,
+    PipelineDeletion,
     PipelineReport,
     RestartWish,
     UnreadableControl,
@@ -34,13 +36,13 @@ from bascule.writer.control import (
     decoded,
     encoded,
 )
-from bascule.writer.control_table import CONTROL_SKIPPED, REDRIVE_SKIPPED, ControlRecord, covered_pipeline, names_pipeline, wishes_of
+from bascule.writer.control_table import ControlRecord, covered_pipeline, named_pipeline, wishes_of
 from bascule.writer.position import DIVERT
 from bascule.writer.redrive import JOB_KEY, RedriveJob
 
 log = get_log(__name__)
 
-C = TypeVar("C", PipelineDefinition, CoverageMark, DivertAccess, PipelineReport, DriverReport)
+C = TypeVar("C", PipelineDefinition, PipelineDeletion, CoverageMark, DivertAccess, PipelineReport, DriverReport)
 
 #: How long a deletion waits for Kafka to answer which records there are, in seconds.
 FORGET_TIMEOUT_S: Final = 10.0
@@ -56,12 +58,13 @@ class Reports(NamedTuple):
 
 class DivertRecords(NamedTuple):
     """What brokers need to know about diverts, by name: definitions made at run time, None for one that cannot be read, what brokers say
-    about them, and the decisions about diverts with a user.
+    about them, and the decisions about diverts with a user. ``deleted`` are those that an administrator has deleted at some time.
     """
 
     definitions: Mapping[str, PipelineDefinition | None]
     covered: Mapping[str, list[CoverageMark]]
     access: Mapping[str, DivertAccess]
+    deleted: frozenset[str]
 
 
 class ControlTopics:
@@ -83,6 +86,7 @@ class ControlTopics:
         return wishes_of(
             {key: ControlRecord(stored.value, stored.offset, stored.place(topic, key.encode())) for key, stored in table.items()},
             self._skipped,
+            self._job_skipped,
         )
 
     def controlled_diverts(self, timeout_s: float, *, decides: bool = False) -> DivertRecords:
@@ -91,37 +95,42 @@ class ControlTopics:
         definitions: dict[str, PipelineDefinition | None] = {}
         covered: dict[str, list[CoverageMark]] = {}
         access: dict[str, DivertAccess] = {}
+        deleted: set[str] = set()
         for name, stored in self._table(topic, timeout_s, decides=decides).items():
             place = stored.place(topic, name.encode())
             if name.startswith(prefix):
-                if not names_pipeline(name.removeprefix(DEFINITION_KEY)):
-                    self._skipped(CONTROL_SKIPPED, place, f"{place}: the key names no pipeline")
-                    continue
-                definitions[name.removeprefix(prefix)] = self._readable(PipelineDefinition, stored.value, place)
+                if (pipeline := named_pipeline(name, DEFINITION_KEY, place, self._skipped)) is not None:
+                    definitions[pipeline.removeprefix(DIVERT)] = self._readable(PipelineDefinition, stored.value, place)
+            elif name.startswith(f"{DELETED_KEY}{DIVERT}"):
+                if self._readable(PipelineDeletion, stored.value, place) is not None:
+                    deleted.add(name.removeprefix(f"{DELETED_KEY}{DIVERT}"))
             elif name.startswith(COVERED_KEY) and (found := self._readable(CoverageMark, stored.value, place)) is not None:
                 covered.setdefault(covered_pipeline(name).removeprefix(DIVERT), []).append(found)
             elif name.startswith(f"{ACCESS_KEY}{DIVERT}"):
                 # A decision that cannot be read is made again: no divert has a user without a name.
                 said = self._readable(DivertAccess, stored.value, place) or DivertAccess("", "")
                 access[name.removeprefix(f"{ACCESS_KEY}{DIVERT}")] = said
-        return DivertRecords(definitions, covered, access)
+        return DivertRecords(definitions, covered, access, frozenset(deleted))
 
     def _readable(self, kind: type[C], value: bytes, place: str) -> C | None:
         """Return a record; None if it cannot be read, which is logged once."""
         try:
             return decoded(kind, value, place)
         except UnreadableControl as error:
-            self._skipped(CONTROL_SKIPPED, place, str(error))
+            self._skipped(place, str(error))
             return None
 
-    def _skipped(self, event: str, place: str, reason: str) -> None:
+    def _skipped(self, place: str, reason: str) -> None:
         """Log once that a record has no effect."""
         if place not in self._unreadable:
             self._unreadable.add(place)
-            if event == REDRIVE_SKIPPED:
-                log.error("redrive job skipped", error=reason)
-            else:
-                log.error("record of the control of pipelines skipped", error=reason)
+            log.error("record of the control of pipelines skipped", error=reason)
+
+    def _job_skipped(self, place: str, reason: str) -> None:
+        """Log once that a redrive job has no effect."""
+        if place not in self._unreadable:
+            self._unreadable.add(place)
+            log.error("redrive job skipped", error=reason)
 
     def say_covered(self, divert: str, epoch: int, covered: CoverageMark) -> None:
         """Store what an epoch says about a divert, and return when Kafka has stored it. Raises Unavailable."""
@@ -156,8 +165,12 @@ class ControlTopics:
         if definition.revision == 1:  # not before: another definition may be stored until then, and somebody may have an answer about it
             self._forget_covered(pipeline, but=definition.id)
 
-    def undefine(self, pipeline: str) -> None:
-        """Delete a definition and the wishes about its pipeline, in this order: a deleted pipeline must not run. Raises Unavailable."""
+    def undefine(self, pipeline: str, deletion: PipelineDeletion) -> None:
+        """Delete a definition and the wishes about its pipeline, in this order: a deleted pipeline must not run. Raises Unavailable.
+
+        The deletion comes first: the driver deletes no positions of a pipeline whose definition is only missing.
+        """
+        self._store(f"{DELETED_KEY}{pipeline}", encoded(deletion))
         self._store(f"{DEFINITION_KEY}{pipeline}", None)
         self._forget_wishes(pipeline)
         self._forget_covered(pipeline)
@@ -209,6 +222,8 @@ class ControlTopics:
             reader = self._readers[topic]
         try:
             found = reader.read_behind_barrier(timeout_s) if decides else reader.read(timeout_s)
+            if not decides and reader.retreated:  # raises an error if the topic was recreated: what was read is gone
+                found = reader.read_behind_barrier(timeout_s)
             reader.rest()
         except BaseException:
             with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -75,6 +75,7 @@ class DriverControl:
         self._group_of = group_of
         self._keys_of = keys_of
         self._topics = ControlTopics(pipelines.kafka, pipelines.topics)
+        self._control_topic = pipelines.topics.control
         self._ends = StableEnds(pipelines.kafka)
         self._steering = Steering([name for name, spec in self._specs.items() if spec.enabled])
         self._in_file = frozenset(name.partition(":")[2] for name in self._specs)
@@ -112,9 +113,10 @@ class DriverControl:
 
     def begin(self) -> None:
         """Learn which pipelines this driver must not start. Raises Unavailable."""
-        wishes = self._wishes(READ_TIMEOUT_S, decides=True)
-        self._holds.held |= self._steering.begin(wishes, self._holds.moves.handled() if wishes.offsets else {})
+        wishes = self._topics.wishes(READ_TIMEOUT_S, decides=True)
         begun = self._positions.definitions()
+        wishes = self._usable(wishes, begun)
+        self._holds.held |= self._steering.begin(wishes, self._holds.moves.handled() if wishes.offsets else {})
         self._definitions.begin(self._defined.usable(wishes, begun), begun, wishes.undefined)
         self._note_unreadable(wishes)
         self.all_tried = not any(self._definitions.due)
@@ -143,7 +145,8 @@ class DriverControl:
             try:
                 # After an error, the reader is new: a former leader could answer with wishes from before those that it has followed.
                 unsure = bool(self._trouble)
-                wishes = self._wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure)
+                wishes = self._topics.wishes(IDLE_TIMEOUT_S if unsure else TIMEOUT_S, decides=unsure)
+                wishes = self._usable(wishes, self._definitions.begun)
                 self._follow(wishes)
                 self._jobs = wishes.redrives
             except BasculeError as error:
@@ -179,8 +182,9 @@ class DriverControl:
             self._states, self._moved, self._told_refused, self._report_due_s = states, moved, self._refused, now_s + REPORT_S
             self._report()
 
-    def _wishes(self, timeout_s: float, *, decides: bool) -> Wishes:
-        return self._refusing(self._topics.wishes(timeout_s, decides=decides).beside_file(self._in_file))
+    def _usable(self, wishes: Wishes, begun: Collection[str]) -> Wishes:
+        """Return the wishes as they count for this driver. ``begun`` are the pipelines with positions of a definition."""
+        return self._refusing(wishes.losing(begun, self._control_topic).beside_file(self._in_file))
 
     def _follow(self, wishes: Wishes) -> None:
         begun = {pipeline: self._definitions.id_of(pipeline) for pipeline in wishes.definitions}
@@ -200,12 +204,9 @@ class DriverControl:
     def _refusing(self, wishes: Wishes) -> Wishes:
         """Return the wishes, with the diverts whose users may not consume."""
         named = {pipeline: user_of_definition(pipeline, each.settings) for pipeline, each in wishes.definitions.items()} | self._file_users
-        users = {pipeline: user for pipeline, user in named.items() if user is not None}
         # Until a divert can be changed, it would run with its old settings, for which its old user needs the permission.
-        old = {pipeline: user for pipeline in named.keys() & self._specs.keys() if (user := user_of(self._specs[pipeline])) is not None}
-        changing = wishes.refusing({pipeline: user for pipeline, user in old.items() if user != users.get(pipeline)})
-        refusing = wishes.refusing(users)
-        refusing = replace(refusing, refused={**changing.refused, **refusing.refused})
+        old = [(pipeline, user_of(self._specs[pipeline])) for pipeline in named.keys() & self._specs.keys()]
+        refusing = wishes.refusing((pipeline, user) for pipeline, user in (*old, *named.items()) if user is not None)
         for pipeline, reason in refusing.refused.items():
             if self._refused.get(pipeline) != reason:
                 log.warning("divert stopped, its user may not consume", pipeline=pipeline, reason=reason)
@@ -226,7 +227,7 @@ class DriverControl:
 
     @property
     def _unstarted(self) -> frozenset[str]:
-        """The pipelines whose definitions cannot be read, and that this driver has not started."""
+        """The pipelines whose definitions cannot be read or are lost, and that this driver has not started."""
         return self._definitions.unreadable - self._specs.keys()
 
     def note(self, query: str) -> str:

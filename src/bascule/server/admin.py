@@ -13,6 +13,7 @@ GET /openapi.json          the description of all paths (bascule.server.openapi)
 GET /LOOK                  a part of a list, messages, and what a console needs (bascule.server.looks)
 GET /console/              the console (bascule.server.console)
 POST /GROUP/ACTION         an action with its arguments as JSON (bascule.server.actions)
+GET  /brokers               the brokers of the journal (bascule.server.brokers)
 .../diverts, /ingresses    control of pipelines (bascule.server.pipelines)
 POST /config/reload        reads the settings again (bascule.server.reload)
 
@@ -49,6 +50,7 @@ from bascule.server.admin_app import AdminPage, BoundedApp, CurrentApp, Page, no
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.admin_http import PEER_ENDED, PROVEN
 from bascule.server.audit import AuditTrail
+from bascule.server.brokers import BrokerPages
 from bascule.server.console import Console
 from bascule.server.console_sessions import ConsoleSessions
 from bascule.server.descriptors import RESERVED
@@ -285,7 +287,7 @@ def admin_paths(access: AdminAccess) -> list[AdminPath]:
 
 def admin_pages(
     broker: AdministeredBroker, access: AdminAccess, sessions: ConsoleSessions, collectors: Sequence[Collector] = (),
-    pipelines: PipelinePages | None = None, reload: ReloadPages | None = None,
+    pipelines: PipelinePages | None = None, reload: ReloadPages | None = None, brokers: BrokerPages | None = None,
 ) -> list[AdminPage]:  # fmt: skip
     """Return all pages of a server. The table routes the requests, and the OpenAPI document is made from it."""
     pages = _Pages(broker, access.audit, collectors)
@@ -301,16 +303,17 @@ def admin_pages(
     table += Console(access, sessions).pages()
     table += () if pipelines is None else pipelines.paths()
     table += () if reload is None else reload.paths()
+    table += () if brokers is None else brokers.paths()
     return table
 
 
 def admin_app(
     broker: AdministeredBroker, access: AdminAccess = OPEN, collectors: Sequence[Collector] = (), pipelines: PipelinePages | None = None,
-    reload: ReloadPages | None = None,
+    reload: ReloadPages | None = None, brokers: BrokerPages | None = None,
 ) -> ASGIApp:  # fmt: skip
     """Return the application with the routes of one broker."""
     sessions = ConsoleSessions(access)
-    pages = admin_pages(broker, access, sessions, collectors, pipelines, reload)
+    pages = admin_pages(broker, access, sessions, collectors, pipelines, reload, brokers)
     routes = routes_of(pages, lambda page: _contained(broker, access, sessions, page.role, page.answer))
     app = Starlette(routes=routes, exception_handlers={HTTPException: not_routed})
     app.router.redirect_slashes = False  # the target of a redirect would have the host that the request names
@@ -381,10 +384,12 @@ class AdminServer:
     def __init__(
         self, broker: AdministeredBroker, *, host: str, port: int, access: AdminAccess = OPEN, tls: TlsContext = no_tls,
         collectors: Sequence[Collector] = (), pipelines: PipelinePages | None = None, reload: ReloadPages | None = None,
+        brokers: BrokerPages | None = None,
     ) -> None:  # fmt: skip
         """Bind the port at once (0 = any free port). ``collectors`` have further metrics. Raises PortInUse.
 
-        Without ``pipelines``, the server has no paths about pipelines; without ``reload``, none to reload the settings.
+        Without ``pipelines``, the server has no paths about pipelines; without ``reload``, none to reload the settings;
+        without ``brokers``, none about the brokers of the journal.
         """
         try:
             sockets = bind(host, port)
@@ -397,7 +402,7 @@ class AdminServer:
         self.port: int = sockets[0].getsockname()[1]
         self._sockets = sockets
         self.access = access
-        self._app = CurrentApp(lambda access: admin_app(broker, access, collectors, pipelines, reload), access)
+        self._app = CurrentApp(lambda access: admin_app(broker, access, collectors, pipelines, reload, brokers), access)
         self._server = _Server(admin_http.config(BoundedApp(self._app, admin_http.CONNECTIONS_MAX), STOP_TIMEOUT_S), sockets, tls)
         self._task: asyncio.Task[None] | None = None
 

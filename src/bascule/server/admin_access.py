@@ -318,7 +318,7 @@ CHALLENGES: Final = ("Bearer", 'Basic realm="bascule", charset="UTF-8"')
 #: The console sends this header: a browser would answer a challenge with a dialog of its own.
 CONSOLE_HEADER: Final = "x-bascule-console"
 #: Pages to which other sites may have links.
-LINKED_PATHS: Final = frozenset({"/", "/console/"})
+LINKED_PATHS: Final = frozenset({"/", "/console", "/console/"})
 
 
 class SecureHeaders:

@@ -43,6 +43,18 @@ class QueuesPart(PartAnswer):
     entries: list[QueueStatus]
 
 
+class BrokerAnswer(TypedDict):
+    """A broker that stands for election: its name, and the address from which it reaches Kafka. ``this``: it has answered.
+
+    A broker that was killed is in the list until its session ends.
+    """
+
+    name: str
+    host: str
+    elected: bool
+    this: bool
+
+
 class TopicSums(TypedDict):
     """One topic, with sums over its subscriptions."""
 

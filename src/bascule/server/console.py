@@ -49,7 +49,7 @@ class Console:
     def pages(self) -> list[AdminPage]:
         """Return the pages. None of them needs a role."""
         return [
-            AdminPage("GET", "/", None, self.root),
+            *(AdminPage("GET", path, None, self.root) for path in ("/", ROOT.rstrip("/"))),
             *(AdminPage("GET", path, None, self.file, listed_as=f"{ROOT}{{file}}") for path in self._files),
             AdminPage("GET", "/console/session", None, self.session),
             AdminPage("POST", "/console/login", None, self.login),

@@ -65,8 +65,10 @@ class CoverageControl(LoopEffects):
         return found
 
     def _read(self, decides: bool) -> ControlledDiverts:
-        definitions, covered, self._access = self._topics.controlled_diverts(READ_TIMEOUT_S, decides=decides)
+        definitions, covered, self._access, deleted = self._topics.controlled_diverts(READ_TIMEOUT_S, decides=decides)
         before = self._diverts
+        # A definition that is missing and that nobody has deleted was lost with the topic: its divert will continue.
+        definitions = {**{name: each for name, (each, _) in before.items() if name not in deleted}, **definitions}
         self._diverts = {
             name: before[name] if name in before and before[name][0] == definition else (definition, _divert_of(name, definition))
             for name, definition in definitions.items()

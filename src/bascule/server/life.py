@@ -19,12 +19,14 @@ from bascule.core.masking import PropertyMask
 from bascule.embedded.process import PortInUse
 from bascule.kafka.control import ControlTopics
 from bascule.kafka.election import Election
+from bascule.kafka.members import broker_members
 from bascule.kafka.redriving import RedriveTopics
 from bascule.server import topics
 from bascule.server.admin import AdminServer
 from bascule.server.admin_logins import admin_access
 from bascule.server.administrator import Administrator
 from bascule.server.broker_metrics import broker_metrics_export
+from bascule.server.brokers import BrokerPages
 from bascule.server.descriptors import RESERVED, RESERVED_FOR_ADMIN
 from bascule.server.effects import LoopEffects
 from bascule.server.epoch import Epoch, JournalPlace
@@ -163,6 +165,7 @@ class BrokerLife(LoopEffects):
         access = admin_access(self._settings, self._node.users, self._node.logins, self._node.audit)
         if not access.restricted:
             log.info("every process of this machine may use the admin server, because neither users nor admin.token are configured")
+        names = self._settings.journal_topics
         pipelines = PipelinePages(
             self._pipelines, self._settings, self._node.audit, wall_ms, self._planning, self._redriving,
             lambda: PropertyMask(self._node.settings.admin.masked_properties), NodeFlowEnds(self._node),
@@ -177,6 +180,7 @@ class BrokerLife(LoopEffects):
             collectors=collectors,
             pipelines=pipelines,
             reload=None if self._node.reload is None else ReloadPages(self._node.reload, self._node.audit),
+            brokers=BrokerPages(partial(broker_members, self._node.kafka, names.brokers, names.journal), self._settings.instance),
         )
 
     def _planning(self) -> OffsetPlanning:

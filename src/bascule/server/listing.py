@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bascule.core.errors import InvalidInput
@@ -35,10 +36,14 @@ def check_known(parameters: Mapping[str, str], known: Iterable[str]) -> None:
 
 
 class ListColumns(NamedTuple):
-    """The columns by which a list can be sorted, the first one by default, and those in which a search looks."""
+    """The columns by which a list can be sorted, the first one by default, and those in which a search looks.
+
+    ``attributes`` are attributes of an entry that order entries as a column does: a list with them describes only the entries of the part.
+    """
 
     sortable: tuple[str, ...]
     searched: tuple[str, ...]
+    attributes: Mapping[str, str] = MappingProxyType({})
 
 
 class PartRequest(NamedTuple):
@@ -72,15 +77,26 @@ async def part_of(
     per_turn: int = ENTRIES_PER_TURN,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the wanted part of a list, the number of entries that the search finds, and the number of all entries."""
-    rows = await in_turns(describe, entries, per_turn)
-    return await beside(partial(_cut, rows, request, columns))
+    listed, compared = list(entries), tuple(dict.fromkeys((request.sort, *columns.searched)))
+    if len(compared) > 1 and all(name in columns.attributes for name in compared):
+        read = attrgetter(*(columns.attributes[name] for name in compared))
+        keys: Mapping[str, Any] = {name: place for place, name in enumerate(compared)}
+        chosen, found = await beside(partial(_cut, await in_turns(read, listed, per_turn), request, columns, keys))
+        part = await in_turns(describe, [listed[place] for place in chosen], per_turn)
+    else:
+        rows = await in_turns(describe, listed, per_turn)
+        chosen, found = await beside(partial(_cut, rows, request, columns, {name: name for name in compared}))
+        part = [rows[place] for place in chosen]
+    return {"entries": part, "found": found, "total": len(listed)}
 
 
-def _cut(rows: Sequence[Mapping[str, Any]], request: PartRequest, columns: ListColumns) -> dict[str, Any]:
-    found = rows
+def _cut(rows: Sequence[Any], request: PartRequest, columns: ListColumns, keys: Mapping[str, Any]) -> tuple[list[int], int]:
+    """Return the places of the wanted rows, and the number of those that the search finds. ``keys`` are those of columns in a row."""
+    places: Sequence[int] = range(len(rows))
     if request.search:
-        found = [row for row in rows if any(request.search in str(row[column]).casefold() for column in columns.searched)]
+        searched = [keys[column] for column in columns.searched]
+        places = [place for place in places if any(request.search in str(rows[place][key]).casefold() for key in searched)]
     # Not ``sorted``, which holds the interpreter, and with it the event loop, until all is sorted.
-    pick = heapq.nlargest if request.descending else heapq.nsmallest
-    part = pick(request.offset + request.limit, found, key=itemgetter(request.sort))[request.offset :]
-    return {"entries": part, "found": len(found), "total": len(rows)}
+    pick, sort = (heapq.nlargest if request.descending else heapq.nsmallest), keys[request.sort]
+    part = pick(request.offset + request.limit, places, key=lambda place: rows[place][sort])
+    return part[request.offset :], len(places)

@@ -58,12 +58,20 @@ class Look(NamedTuple):
 # -- lists -------------------------------------------------------------------------------------------------------------
 
 QUEUE_COLUMNS: Final = ListColumns(
-    ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers"), ("name", "address")
-)
+    ("name", "address", "routing", "messages", "bytes", "delivering", "delayed", "consumers"), ("name", "address"),
+    {
+        "name": "name", "address": "address", "routing": "routing.name", "messages": "waiting_count", "bytes": "held_bytes",
+        "delivering": "delivering_count",
+    },
+)  # fmt: skip
 TOPIC_COLUMNS: Final = ListColumns(("name", "subscriptions", "messages", "consumers"), ("name",))
 SUBSCRIPTION_COLUMNS: Final = ListColumns(
-    ("name", "topic", "messages", "delivering", "consumers", "unused_since_ms"), ("name", "topic", "selector")
-)
+    ("name", "topic", "messages", "delivering", "consumers", "unused_since_ms"), ("name", "topic", "selector"),
+    {
+        "name": "name", "topic": "address", "messages": "waiting_count", "delivering": "delivering_count", "selector": "selector_text",
+        "unused_since_ms": "unused_since_ms",
+    },
+)  # fmt: skip
 CONNECTION_COLUMNS: Final = ListColumns(
     ("id", "client_id", "user", "mechanism", "producers", "consumers", "transactions"), ("id", "client_id", "user")
 )

@@ -38,6 +38,7 @@ COMMANDS: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/status"): "status",
     ("GET", "/overview"): "top",
     ("GET", "/flow"): "flow",
+    ("GET", "/brokers"): "status --brokers",
     ("GET", "/settings"): "config show --running",
     ("GET", "/permissions"): "permission list",
     ("POST", "/config/reload"): "config reload",
@@ -82,6 +83,7 @@ COMMANDS: Final[Mapping[tuple[str, str], str]] = {
 BROWSERS_ONLY: Final = frozenset(
     {
         ("GET", "/"),
+        ("GET", "/console"),
         ("GET", "/console/{file}"),
         ("GET", "/console/session"),
         ("POST", "/console/login"),

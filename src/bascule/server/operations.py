@@ -245,6 +245,7 @@ _ACTIONS: Final[dict[tuple[str, str], Operation]] = {
 }  # fmt: skip
 _CONSOLE: Final[dict[tuple[str, str], Operation]] = {
     ("GET", "/"): Operation("Lead a browser to the console", {307: NOTHING}),
+    ("GET", "/console"): Operation("Lead a browser to the console", {307: NOTHING}),
     ("GET", "/console/{file}"): Operation("A file of the console", {200: FILE}),
     ("GET", "/console/session"): Operation("Who is logged in at the console", {200: answers.SessionAnswer}),
     ("POST", "/console/login"): Operation("Begin a session of the console, with credentials", {200: answers.SessionAnswer}, errors=(401,)),
@@ -266,6 +267,11 @@ _RESET: Final = (
     Parameter("discard", _PLAN["discard"]["description"], {"type": "boolean", "default": False}),
 )
 
+_RESTART: Final = (
+    Parameter("includeTasks", "As in Kafka Connect; a pipeline has one task, which is restarted", {"type": "boolean", "default": False}),
+    Parameter("onlyFailed", "Do nothing if the task has not failed", {"type": "boolean", "default": False}),
+)
+
 
 def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], Operation]:
     one, a = f"{collection}/{{name}}", "an" if kind == "ingress" else "a"
@@ -280,7 +286,9 @@ def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], Operation
             f"State, lag and last error of {a} {kind}", {200: pipeline_answers.PipelineAnswer}, errors=(404,)
         ),
         **{("PUT", f"{one}/{verb}"): operation for verb, operation in wanted.items()},
-        ("POST", f"{one}/restart"): Operation(f"Restart the task of {a} {kind}", {202: pipeline_answers.RestartAnswer}, errors=(404, 409)),
+        ("POST", f"{one}/restart"): Operation(
+            f"Restart the task of {a} {kind}", {202: pipeline_answers.RestartAnswer}, _RESTART, errors=(404, 409)
+        ),
         ("GET", f"{one}/offsets"): Operation(f"The positions of {a} {kind}", {200: pipeline_answers.OffsetsAnswer}, errors=(404,)),
         ("PATCH", f"{one}/offsets"): Operation(
             f"Plan a move of the positions of {a} {kind}, or store a plan",
@@ -329,6 +337,7 @@ def _definitions_of(kind: str, collection: str, model: type[Divert | Ingress], n
 
 
 _DEFINITIONS: Final[dict[tuple[str, str], Operation]] = {
+    ("GET", "/brokers"): Operation("The brokers of the journal, and which one is elected", {200: list[answers.BrokerAnswer]}),
     ("GET", "/flow"): Operation("All pipelines with their states and rates, and the queues at their ends", {200: answers.FlowAnswer}),
     ("GET", "/definitions/pipelines"): Operation(
         "The diverts and ingresses that are defined at run time", {200: pipeline_answers.PipelineDefinitionsAnswer}

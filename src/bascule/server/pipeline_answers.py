@@ -100,11 +100,11 @@ class WantedAnswer(TypedDict):
 
 
 class RestartAnswer(TypedDict):
-    """The id of the restart that Kafka has stored."""
+    """The id of the restart that Kafka has stored; null if only a failed task was to be restarted, and it has not failed."""
 
     name: str
     kind: str
-    restart: str
+    restart: str | None
 
 
 class OffsetAnswer(TypedDict):

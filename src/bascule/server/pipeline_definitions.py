@@ -30,8 +30,9 @@ from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
 from bascule.server.admin_access import AdminRole, Principal
 from bascule.server.admin_app import AdminPage
 from bascule.server.admin_arguments import arguments_of
+from bascule.server.listing import check_known
 from bascule.server.pipeline_answers import HeldPipeline, PipelineDefinitionsAnswer
-from bascule.writer.control import KINDS, PipelineDefinition
+from bascule.writer.control import KINDS, PipelineDefinition, PipelineDeletion
 
 if TYPE_CHECKING:
     from bascule.server.pipelines import KnownPipelines, PipelinePages
@@ -60,7 +61,7 @@ def held_definitions(pages: PipelinePages, known: KnownPipelines) -> PipelineDef
 
 
 def replaceable(known: KnownPipelines, pipeline: str) -> PipelineDefinition:
-    """Return in place of a definition that cannot be read what is known about it: its id, and a revision that is not below its own.
+    """Return what is known about a definition that cannot be read, or is lost: its id, and a revision that is not below its own.
 
     The positions of the pipeline belong to the id. Driver and brokers have stored it; if none of them has, the pipeline has not begun.
     """
@@ -103,6 +104,7 @@ class DefinitionPages:
         ]
 
     async def _create(self, request: Request) -> Response:
+        check_known(request.query_params, ())
         arguments = await arguments_of(request)
         name, given = arguments.pop("name", None), arguments.pop("config", None)
         if arguments or not isinstance(name, str) or not isinstance(given, dict):
@@ -111,15 +113,17 @@ class DefinitionPages:
         return await self._audited(request, "create", name, act, arguments=json.dumps(given))
 
     async def _change(self, request: Request) -> Response:
+        check_known(request.query_params, (REVISION,))
         name, given = request.path_params["name"], await arguments_of(request)
         act = partial(self._define, request, name, given, new=False)
         return await self._audited(request, "change", name, act, arguments=json.dumps(given))
 
     async def _delete(self, request: Request) -> Response:
+        check_known(request.query_params, ())
         if await arguments_of(request):
             raise InvalidInput(f"DELETE {request.url.path} takes no arguments")
-        name = request.path_params["name"]
-        return await self._audited(request, "delete", name, partial(self._undefine, name))
+        name, principal = request.path_params["name"], request.state.principal
+        return await self._audited(request, "delete", name, partial(self._undefine, name, principal.name))
 
     async def _audited(
         self, request: Request, verb: str, name: str, act: Callable[[], Awaitable[dict[str, Any]]], **more: str
@@ -151,7 +155,7 @@ class DefinitionPages:
         unreadable = pipeline in known.wishes.undefined
         if before is None and not unreadable:
             self._check_new(known, name)
-        elif new:
+        elif new and pipeline not in known.wishes.lost:
             raise DefinitionConflict(f"{self._kind} {name!r} exists already; change it (bascule {self._kind} change {name})")
         elif before is None:
             before = replaceable(known, pipeline)
@@ -170,7 +174,7 @@ class DefinitionPages:
             raise DefinitionConflict(f"somebody else has defined {self._kind} {name!r} at the same time; look at it, and try again")
         return {"revision": after.revision}
 
-    async def _undefine(self, name: str) -> dict[str, Any]:
+    async def _undefine(self, name: str, who: str) -> dict[str, Any]:
         """Delete a definition with all wishes about its pipeline. A repeated request completes what an earlier one began."""
         pipeline, known = f"{KINDS[self._kind]}{name}", await self._pages.known(decides=True)
         self._check_free(known, name)
@@ -178,7 +182,7 @@ class DefinitionPages:
         defined = pipeline in known.wishes.definitions or pipeline in known.wishes.unreadable
         if not defined and not leftover and not self._pages.is_leaving(known, pipeline):
             raise UnknownAddress(f"there is no {self._kind} {name!r:.60}")
-        await self._pages.beside(partial(self._pages.topics.undefine, pipeline))
+        await self._pages.beside(partial(self._pages.topics.undefine, pipeline, PipelineDeletion(who, self._pages.now_ms())))
         # Another broker may have stored a change at the same time. A definition with another id is a new one.
         before, after = known.wishes.definitions.get(pipeline), (await self._pages.known(decides=True)).wishes.definitions.get(pipeline)
         if before is not None and after is not None and before.id == after.id:
@@ -215,7 +219,7 @@ class DefinitionPages:
 
     def _check_new(self, known: KnownPipelines, name: str) -> None:
         for kind, prefix in KINDS.items():
-            if f"{prefix}{name}" in known.wishes.definitions:
+            if f"{prefix}{name}" in known.wishes.definitions or f"{prefix}{name}" in known.wishes.undefined:
                 raise DefinitionConflict(f"{kind} {name!r} exists already; names of diverts and ingresses are unique")
-        if len(known.wishes.definitions) >= DEFINITIONS_MAX:
+        if len(known.wishes.definitions) + len(known.wishes.undefined) >= DEFINITIONS_MAX:
             raise ResourceLimit(f"{DEFINITIONS_MAX} pipelines are defined at run time; delete one, or define this one in the file")

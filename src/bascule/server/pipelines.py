@@ -32,6 +32,7 @@ from bascule.core.errors import InvalidInput, Scope, Unavailable
 from bascule.core.log import get_log
 from bascule.core.masking import PropertyMask
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission
+from bascule.core.topics import JournalTopics
 from bascule.kafka.control import Reports
 from bascule.kafka.redriving import RedriveTopics
 from bascule.server.admin_access import AdminRole, Principal
@@ -49,6 +50,7 @@ from bascule.writer.control import (
     WANTED_KEY,
     OffsetsWish,
     PipelineDefinition,
+    PipelineDeletion,
     PipelineReport,
     PipelineState,
     RestartWish,
@@ -86,6 +88,12 @@ WANTED_BY_VERB: Final[Mapping[str, WantedState]] = {
     "stop": WantedState.STOPPED,
 }
 
+#: Parameters of a restart, as Kafka Connect has them. A pipeline has one task, so the first one changes nothing.
+INCLUDE_TASKS: Final = "includeTasks"
+ONLY_FAILED: Final = "onlyFailed"
+#: States of pipelines whose task has failed.
+TASK_FAILED: Final = (PipelineState.FAILED.value, PipelineState.RESTARTING.value)
+
 T = TypeVar("T")
 
 
@@ -120,7 +128,7 @@ class PipelineTopics(Protocol):
     def define(self, pipeline: str, definition: PipelineDefinition) -> None:
         """Store a definition. Raises Unavailable."""
 
-    def undefine(self, pipeline: str) -> None:
+    def undefine(self, pipeline: str, deletion: PipelineDeletion) -> None:
         """Delete a definition and the wishes about its pipeline. Raises Unavailable."""
 
     def ask(self, job: RedriveJob) -> None:
@@ -168,6 +176,7 @@ class PipelinePages:
         #: The pipelines of this broker's own configuration, which its drivers usually share.
         self._configured = {f"{KINDS['divert']}{each.name}": each.enabled for each in settings.divert}
         self._configured |= {f"{KINDS['ingress']}{each.name}": each.enabled for each in settings.ingress}
+        self._control_topic = JournalTopics(settings.journal.prefix).control
         self._turn = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
     def paths(self) -> list[AdminPage]:
@@ -195,12 +204,14 @@ class PipelinePages:
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
-    async def _list(self, kind: str, _request: Request) -> Response:
+    async def _list(self, kind: str, request: Request) -> Response:
+        check_known(request.query_params, ())
         known = await self.known()
         names = sorted(name for name in self.names(known) if name.startswith(KINDS[kind]))
         return JSONResponse([self.described(known, name) for name in names])
 
     async def _show(self, kind: str, request: Request) -> Response:
+        check_known(request.query_params, ())
         known = await self.known()
         pipeline = self.named(known, kind, request)
         report = known.reports.pipelines.get(pipeline)
@@ -212,6 +223,7 @@ class PipelinePages:
         })  # fmt: skip
 
     async def _status(self, kind: str, request: Request) -> Response:
+        check_known(request.query_params, ())
         known = await self.known()
         return JSONResponse(self.described(known, self.named(known, kind, request)))
 
@@ -221,15 +233,22 @@ class PipelinePages:
 
     async def _want(self, kind: str, verb: str, wanted: WantedState, request: Request) -> Response:
         principal: Principal = request.state.principal
+        check_known(request.query_params, ())
         return await self._act(kind, verb, request, Wish(wanted, principal.name, self.now_ms()), {"wanted": wanted.value})
 
     async def _restart(self, kind: str, request: Request) -> Response:
         principal: Principal = request.state.principal
+        check_known(request.query_params, (INCLUDE_TASKS, ONLY_FAILED))
+        flags = {name: request.query_params.get(name, "false") for name in (INCLUDE_TASKS, ONLY_FAILED)}
+        if wrong := [name for name, value in flags.items() if value not in ("true", "false")]:
+            raise InvalidInput(f"{wrong[0]} {flags[wrong[0]]!r:.20} must be true or false")
         wish = RestartWish(uuid.uuid4().hex, principal.name, self.now_ms())
-        return await self._act(kind, "restart", request, wish, {"restart": wish.id})
+        return await self._act(kind, "restart", request, wish, {"restart": wish.id}, only_failed=flags[ONLY_FAILED] == "true")
 
-    async def _act(self, kind: str, verb: str, request: Request, wish: Wish | RestartWish, result: dict[str, str]) -> Response:
-        """Store a wish, audited."""
+    async def _act(
+        self, kind: str, verb: str, request: Request, wish: Wish | RestartWish, result: dict[str, str | None], *, only_failed: bool = False
+    ) -> Response:
+        """Store a wish, audited. ``only_failed``: do nothing if the task of the pipeline has not failed."""
         principal: Principal = request.state.principal
         name, action = request.path_params["name"], f"{kind} {verb}"
         if await arguments_of(request):
@@ -239,7 +258,10 @@ class PipelinePages:
             known = await self.known()
             pipeline = self.named(known, kind, request)
             self.check_enabled(known, pipeline)
-            await self.beside(partial(self.topics.want, pipeline, wish))
+            if only_failed and self.state_of(known, pipeline) not in TASK_FAILED:
+                result = dict.fromkeys(result)
+            else:
+                await self.beside(partial(self.topics.want, pipeline, wish))
         log.info("administrator action", who=principal.name, action=action, arguments={"name": name}, answer=result)
         return JSONResponse({"name": name, "kind": kind, **result}, 202)
 
@@ -252,7 +274,9 @@ class PipelinePages:
 
         def read() -> KnownPipelines:
             reports = self.topics.reports(READ_TIMEOUT_S)
-            return KnownPipelines(reports, self.topics.wishes(READ_TIMEOUT_S, decides=decides).beside_file(in_file))
+            begun = [pipeline for pipeline, report in reports.pipelines.items() if report.revision]
+            wishes = self.topics.wishes(READ_TIMEOUT_S, decides=decides).losing(begun, self._control_topic)
+            return KnownPipelines(reports, wishes.beside_file(in_file))
 
         return await self.beside(read)
 
@@ -341,7 +365,7 @@ class PipelinePages:
 
 
 def _is_defined(known: KnownPipelines, pipeline: str) -> bool:
-    """Return whether there is a definition made at run time, also one that cannot be read."""
+    """Return whether there is a definition made at run time, also one that cannot be read or is lost."""
     return pipeline in known.wishes.definitions or pipeline in known.wishes.undefined
 
 

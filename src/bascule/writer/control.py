@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -27,6 +27,8 @@ WANTED_KEY: Final = "wanted/"
 RESTART_KEY: Final = "restart/"
 OFFSETS_KEY: Final = "offsets/"
 DEFINITION_KEY: Final = "definition/"
+#: A definition that is missing was deleted by an administrator if there is a record with this prefix; otherwise the topic has lost it.
+DELETED_KEY: Final = "deleted/"
 #: Prefix of the keys of coverage marks: ``covered/PIPELINE/EPOCH``.
 COVERED_KEY: Final = "covered/"
 #: Prefix of the keys of decisions about diverts with a user: ``access/PIPELINE``.
@@ -130,6 +132,14 @@ class PipelineDefinition:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineDeletion:
+    """An administrator has deleted the definition of a pipeline that was made at run time. A later definition of the name is a new one."""
+
+    by: str = ""
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineReport:
     """What a driver knows about a pipeline. ``sources`` are lists of topic, partition, next offset and end (None: not known).
 
@@ -174,7 +184,9 @@ class DriverReport:
     redrives: Mapping[str, str] = field(default_factory=dict)
 
 
-R = TypeVar("R", Wish, RestartWish, OffsetsWish, PipelineDefinition, CoverageMark, DivertAccess, PipelineReport, DriverReport)
+R = TypeVar(
+    "R", Wish, RestartWish, OffsetsWish, PipelineDefinition, PipelineDeletion, CoverageMark, DivertAccess, PipelineReport, DriverReport
+)  # fmt: skip
 #: Types of fields that are no enumerations. ``sources`` and ``moves`` have checks of their own.
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("id", "by", "driver", "group", "error", "offsets_request", "offsets_error", "definition_id"), (str,)),
@@ -190,8 +202,9 @@ _ENUMS: Final[Mapping[tuple[type, str], type[enum.StrEnum]]] = {(Wish, "state"):
 
 
 def encoded(
-    record: Wish | RestartWish | OffsetsWish | PipelineDefinition | CoverageMark | DivertAccess | PipelineReport | DriverReport,
-) -> bytes:
+    record: Wish | RestartWish | OffsetsWish | PipelineDefinition | PipelineDeletion | CoverageMark | DivertAccess | PipelineReport
+    | DriverReport,
+) -> bytes:  # fmt: skip
     """Return the value of a record: a JSON object with a version."""
     return json.dumps({"version": VERSION, **asdict(record)}, separators=(",", ":")).encode()
 
@@ -249,17 +262,38 @@ class Wishes:
     redrives: Mapping[str, RedriveJob] = field(default_factory=dict)
     #: What brokers say about diverts that are defined at run time.
     covered: Mapping[str, tuple[CoverageMark, ...]] = field(default_factory=dict)
-    #: Why a record of a pipeline cannot be read, by pipeline and prefix of the key. Such a pipeline must not run.
+    #: Why a record of a pipeline cannot be read, or is lost, by pipeline and prefix of the key. Such a pipeline must not run.
     unreadable: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     #: What the active broker has decided about diverts with a user.
     access: Mapping[str, DivertAccess] = field(default_factory=dict)
     #: Why pipelines may not run, as ``refusing`` has found out.
     refused: Mapping[str, str] = field(default_factory=dict)
+    #: Pipelines that an administrator has deleted. Those that are defined again are here, too.
+    deleted: frozenset[str] = frozenset()
+    #: Pipelines that have begun, and whose definitions nobody has deleted, as ``losing`` has found out.
+    lost: frozenset[str] = frozenset()
 
-    def refusing(self, users: Mapping[str, DivertUser]) -> Wishes:
-        """Return these wishes for a driver whose diverts have these users, by pipeline: those that may not run are to be stopped."""
-        found = {pipeline: refusal_of(user, self.access.get(pipeline)) for pipeline, user in users.items()}
-        return replace(self, refused={pipeline: reason for pipeline, reason in found.items() if reason})
+    def refusing(self, users: Iterable[tuple[str, DivertUser]]) -> Wishes:
+        """Return these wishes for a driver whose diverts have these users, by pipeline: those that may not run are to be stopped.
+
+        A divert may have two, and runs only if both may consume. The reason of the last one counts.
+        """
+        found = ((pipeline, refusal_of(user, self.access.get(pipeline))) for pipeline, user in users)
+        return replace(self, refused={pipeline: reason for pipeline, reason in found if reason})
+
+    def losing(self, begun: Iterable[str], topic: str) -> Wishes:
+        """Return these wishes for an installation in which these pipelines have begun by a definition of ``topic``.
+
+        A pipeline whose definition is missing and that nobody has deleted keeps its positions and must not run: somebody has recreated the
+        topic, and the wish to pause the pipeline may be lost with the definition.
+        """
+        lost = frozenset(begun) - self.definitions.keys() - self.undefined - self.deleted
+        reason = (
+            f"{topic} has lost the definition, and nobody has deleted it. Create the pipeline again to continue at its position, or delete"
+            " the pipeline"
+        )
+        reasons = {pipeline: {**self.unreadable.get(pipeline, {}), DEFINITION_KEY: reason} for pipeline in lost}
+        return replace(self, unreadable={**self.unreadable, **reasons}, lost=lost)
 
     def trouble(self, pipeline: str) -> str:
         """Return why a pipeline must not run whatever is wanted, "" if it may."""
@@ -275,7 +309,7 @@ class Wishes:
 
     @property
     def undefined(self) -> frozenset[str]:
-        """The pipelines whose definitions exist and cannot be read."""
+        """The pipelines whose definitions cannot be read, or are lost."""
         return frozenset(pipeline for pipeline, reasons in self.unreadable.items() if DEFINITION_KEY in reasons)
 
     def coverage(self, pipeline: str) -> CoverageMark | None:

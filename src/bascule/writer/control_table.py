@@ -16,12 +16,14 @@ from bascule.writer.control import (
     ACCESS_KEY,
     COVERED_KEY,
     DEFINITION_KEY,
+    DELETED_KEY,
     KINDS,
     OFFSETS_KEY,
     RESTART_KEY,
     WANTED_KEY,
     OffsetsWish,
     PipelineDefinition,
+    PipelineDeletion,
     RestartWish,
     UnreadableControl,
     Wish,
@@ -30,13 +32,10 @@ from bascule.writer.control import (
 )
 from bascule.writer.redrive import JOB_KEY, RedriveJob, UnreadableRedrive
 
-#: Events of records that have no effect, for the log.
-CONTROL_SKIPPED: Final = "record of the control of pipelines skipped"
-REDRIVE_SKIPPED: Final = "redrive job skipped"
 #: Names of pipelines in keys: the configuration accepts no others.
 _PIPELINE: Final = re.compile(rf"(?:{'|'.join(map(re.escape, KINDS.values()))})[A-Za-z0-9][A-Za-z0-9._-]*")
 
-D = TypeVar("D", Wish, RestartWish, OffsetsWish, PipelineDefinition)
+D = TypeVar("D", Wish, RestartWish, OffsetsWish, PipelineDefinition, PipelineDeletion)
 
 
 class ControlRecord(NamedTuple):
@@ -47,14 +46,15 @@ class ControlRecord(NamedTuple):
     place: str
 
 
-#: Is told about a record without effect: the event, the place of the record, and why.
-Skipped = Callable[[str, str, str], None]
+#: Is told about a record without effect: the place of the record, and why.
+Skipped = Callable[[str, str], None]
 
 
-def wishes_of(table: Mapping[str, ControlRecord], skipped: Skipped) -> Wishes:
+def wishes_of(table: Mapping[str, ControlRecord], skipped: Skipped, job_skipped: Skipped) -> Wishes:
     """Return all wishes and definitions, and why pipelines are held whose records cannot be read.
 
-    A damaged request to restart holds nothing: it does not say whether the pipeline may run. A damaged request to move positions has no
+    A damaged request to restart holds nothing: it does not say whether the pipeline may run. A damaged deletion deletes nothing. A damaged
+    request to move positions has no
     effect once an administrator has paused, resumed, stopped or restarted the pipeline after it.
     """
     unreadable: dict[str, dict[str, str]] = {}
@@ -63,15 +63,14 @@ def wishes_of(table: Mapping[str, ControlRecord], skipped: Skipped) -> Wishes:
         found: dict[str, D] = {}
         for key, record in table.items():
             if key.startswith(prefix):
-                pipeline = key.removeprefix(prefix)
-                if not names_pipeline(pipeline):
-                    skipped(CONTROL_SKIPPED, record.place, f"{record.place}: the key names no pipeline")
+                pipeline = named_pipeline(key, prefix, record.place, skipped)
+                if pipeline is None:
                     continue
                 try:
                     found[pipeline] = decoded(kind, record.value, record.place)
                 except UnreadableControl as error:
-                    if prefix == RESTART_KEY:
-                        skipped(CONTROL_SKIPPED, record.place, str(error))
+                    if prefix in (RESTART_KEY, DELETED_KEY):
+                        skipped(record.place, str(error))
                     else:
                         unreadable.setdefault(pipeline, {})[prefix] = str(error)
         return found
@@ -82,16 +81,21 @@ def wishes_of(table: Mapping[str, ControlRecord], skipped: Skipped) -> Wishes:
         decisions = [f"{prefix}{pipeline}" for prefix, found in ((WANTED_KEY, states), (RESTART_KEY, restarts)) if pipeline in found]
         record = table[f"{OFFSETS_KEY}{pipeline}"]
         if any(table[key].offset > record.offset for key in decisions):
-            skipped(CONTROL_SKIPPED, record.place, unreadable[pipeline].pop(OFFSETS_KEY))
+            skipped(record.place, unreadable[pipeline].pop(OFFSETS_KEY))
     return Wishes(
-        states, restarts, offsets, definitions, _redrives(table, skipped), _covered(table, skipped),
+        states, restarts, offsets, definitions, _redrives(table, job_skipped), _covered(table, skipped),
         {pipeline: reasons for pipeline, reasons in unreadable.items() if reasons}, _access(table, skipped),
+        deleted=frozenset(readable(DELETED_KEY, PipelineDeletion)),
     )  # fmt: skip
 
 
-def names_pipeline(name: str) -> bool:
-    """Return whether a pipeline may have this name, with the prefix of its kind."""
-    return _PIPELINE.fullmatch(name) is not None
+def named_pipeline(key: str, prefix: str, place: str, skipped: Skipped) -> str | None:
+    """Return the pipeline that a key with a prefix names; None, which ``skipped`` is told, if no pipeline may have this name."""
+    pipeline = key.removeprefix(prefix)
+    if _PIPELINE.fullmatch(pipeline) is not None:
+        return pipeline
+    skipped(place, f"{place}: the key names no pipeline")
+    return None
 
 
 def covered_pipeline(key: str) -> str:
@@ -107,7 +111,7 @@ def _redrives(table: Mapping[str, ControlRecord], skipped: Skipped) -> dict[str,
             try:
                 found[key.removeprefix(JOB_KEY)] = RedriveJob.decode(record.value, record.place)
             except UnreadableRedrive as error:
-                skipped(REDRIVE_SKIPPED, record.place, str(error))
+                skipped(record.place, str(error))
     return found
 
 
@@ -119,7 +123,7 @@ def _covered(table: Mapping[str, ControlRecord], skipped: Skipped) -> dict[str, 
             try:
                 mark = decoded(CoverageMark, record.value, record.place)
             except UnreadableControl as error:
-                skipped(CONTROL_SKIPPED, record.place, str(error))
+                skipped(record.place, str(error))
             else:
                 pipeline = covered_pipeline(key)
                 found[pipeline] = (*found.get(pipeline, ()), mark)
@@ -134,5 +138,5 @@ def _access(table: Mapping[str, ControlRecord], skipped: Skipped) -> dict[str, D
             try:
                 found[key.removeprefix(ACCESS_KEY)] = decoded(DivertAccess, record.value, record.place)
             except UnreadableControl as error:
-                skipped(CONTROL_SKIPPED, record.place, str(error))
+                skipped(record.place, str(error))
     return found

@@ -43,7 +43,7 @@ class DefinitionSteps:
         self._attempts: dict[str, int] = {}
         #: Definitions without effect, because the file has a pipeline of the name.
         self.ignored: frozenset[str] = frozenset()
-        #: Pipelines whose definitions exist and cannot be read.
+        #: Pipelines whose definitions cannot be read, or are lost.
         self.unreadable: frozenset[str] = frozenset()
 
     def begin(
@@ -61,7 +61,7 @@ class DefinitionSteps:
     def follow(self, definitions: Mapping[str, PipelineDefinition], unreadable: Collection[str] = ()) -> None:
         """Take note of the current definitions.
 
-        Pipelines whose definitions exist and cannot be read (``unreadable``) stay as they are: their positions must not be deleted.
+        Pipelines whose definitions cannot be read, or are lost (``unreadable``), stay as they are: their positions must not be deleted.
         """
         self._wanted = {pipeline: each for pipeline, each in definitions.items() if self._is_free(pipeline)}
         self._wanted |= {pipeline: self._have[pipeline] for pipeline in unreadable if pipeline in self._have}
@@ -121,6 +121,11 @@ class DefinitionSteps:
     def pipelines(self) -> frozenset[str]:
         """The pipelines that are defined at run time, or were until their positions are deleted."""
         return frozenset({*self._have, *self._wanted, *self.unreadable})
+
+    @property
+    def begun(self) -> frozenset[str]:
+        """The pipelines with positions, or with a step that may have stored them."""
+        return frozenset(self._have)
 
     def revision(self, pipeline: str) -> int:
         """Return the revision with which a pipeline was started, 0 if it was not."""

@@ -109,7 +109,13 @@ class MemoryAdmin(MemoryClient):
 
     def describe_consumer_groups(self, groups: list[str], **_: Any) -> dict[str, Future[Any]]:
         def described(group: str) -> Any:
-            members = [SimpleNamespace(member_id=each.memberid(), group_instance_id=each.instance) for each in self.kafka.members[group]]
+            members = [
+                SimpleNamespace(
+                    member_id=each.memberid(), group_instance_id=each.instance, client_id="rdkafka", host="/127.0.0.1",
+                    assignment=SimpleNamespace(topic_partitions=[TopicPartition(*at) for at in sorted(each.target)]),
+                )
+                for each in self.kafka.members[group]
+            ]  # fmt: skip
             return SimpleNamespace(members=members)
 
         return {group: self._answer("describe_consumer_groups", partial(described, group)) for group in groups}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 
 import pytest
 
-from bascule.cli import backup, why
+from bascule.cli import answer_fields, backup, why
 from bascule.cli.output import CsvRows, Format, show_document, show_result, show_rows
 from bascule.journal.fence import Fence
 from bascule.timeline.facts import LifeEvent, What
@@ -109,3 +110,20 @@ def test_life_of_a_message_has_one_kind_of_rows_in_csv(followed: bool, capsys: p
     else:
         assert rows[0] == ["field", "value"]
         assert ["journal.to", "9"] in rows
+
+
+@pytest.mark.parametrize("listed", answer_fields._TYPES)
+def test_list_without_rows_has_all_fields_that_a_row_would_have(listed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show_rows([], ("name",), Format.CSV, listed)
+    header = parsed(capsys.readouterr().out)[0]
+    assert (header[0], len(header) > 3, len(set(header))) == ("name", True, len(header))
+    show_rows([], ("name",), Format.TABLE, listed)
+    assert capsys.readouterr().out.split()[0] == "name"
+
+
+def test_list_without_rows_has_its_main_columns_if_the_broker_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "bascule.server.status", None)
+    show_rows([], ("name",), Format.CSV, "queues")
+    assert capsys.readouterr().out == '"name"\n'

@@ -110,6 +110,18 @@ def test_table_reader_continues_where_it_stopped(topic: Topic) -> None:
     assert topic.read == [0, 1, 2, 3]
 
 
+def test_table_reader_notices_that_a_node_knows_less_than_was_read(topic: Topic) -> None:
+    followed = Followed(topic)
+    followed.keys()
+    assert not followed.reader.retreated
+    topic.end = 1
+    assert followed.keys() == [b"a", b"b"]
+    assert followed.reader.retreated
+    topic.end = 2
+    followed.keys()
+    assert not followed.reader.retreated
+
+
 def test_resting_table_reader_fetches_nothing_until_its_next_read(topic: Topic) -> None:
     followed = Followed(topic)
     assert topic.fetching

@@ -117,7 +117,7 @@ def tricks_for(page: AdminPage, role: str) -> Iterator[Trick]:
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role or "no role")
 def test_roles_of_the_table_hold_for_every_form_of_a_request(role: str) -> None:
     broker = Broker()
-    app = admin_app(broker, ACCESS, (), api_page.PIPELINES, api_page.RELOAD)
+    app = admin_app(broker, ACCESS, (), api_page.PIPELINES, api_page.RELOAD, api_page.BROKERS)
 
     async def ask() -> list[tuple[str, ...]]:
         wrong: list[tuple[str, ...]] = []
@@ -190,7 +190,14 @@ def test_roles_of_the_table_hold_for_every_form_of_a_request_over_http() -> None
             if not SECURITY_HEADERS.keys() <= reply.headers.keys() or (reply.status >= 400 and not is_error(reply, method)):
                 wrong.append((page.path, trick.name, role, reply))
 
-    served(broker, lambda port: asyncio.run(ask_all(port)), access=ACCESS, pipelines=api_page.PIPELINES, reload=api_page.RELOAD)
+    served(
+        broker,
+        lambda port: asyncio.run(ask_all(port)),
+        access=ACCESS,
+        pipelines=api_page.PIPELINES,
+        reload=api_page.RELOAD,
+        brokers=api_page.BROKERS,
+    )
     assert wrong == []
 
 

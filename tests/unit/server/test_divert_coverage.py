@@ -21,7 +21,7 @@ from bascule.server import coverage
 from bascule.server.audit import audit_of
 from bascule.server.coverage import CoverageControl, _divert_of, _FollowedDivert
 from bascule.server.divert_users import DivertUsers
-from bascule.writer.control import PipelineDefinition
+from bascule.writer.control import DEFINITION_KEY, PipelineDefinition, PipelineDeletion
 from tests.support.mock_cluster import MockCluster
 from tests.unit.server.served import run_async
 from tests.unit.server.test_pipelines import cluster, topics  # noqa: F401 - fixtures
@@ -41,6 +41,25 @@ async def test_definition_that_cannot_be_read_covers_all_addresses(cluster: Mock
         assert found.diverts == {"a": CoveredDivert("1", 2, "news.*"), "b": CoveredDivert("2", 1, "#"), "c": CoveredDivert("", 0, "#")}
         assert found.mark_of("a") == CoverageMark("1", 1, 9)
         assert (await control.controlled()).mark_of("a") == CoverageMark("1", 2, 8)
+    finally:
+        await control.close()
+
+
+@run_async
+async def test_divert_whose_definition_is_lost_stays_covered_until_somebody_deletes_it(
+    cluster: MockCluster,  # noqa: F811
+    topics: ControlTopics,  # noqa: F811
+) -> None:
+    for name in ("a", "b"):
+        topics.define(f"divert:{name}", PipelineDefinition("1", 1, {"from": "news", "to": "t"}))
+    control = CoverageControl(cluster.kafka, JournalTopics())
+    try:
+        assert sorted((await control.controlled()).diverts) == ["a", "b"]
+        for name in ("a", "b"):
+            topics._store(f"{DEFINITION_KEY}divert:{name}", None)
+        assert sorted((await control.controlled()).diverts) == ["a", "b"]
+        topics.undefine("divert:a", PipelineDeletion())
+        assert sorted((await control.controlled()).diverts) == ["b"]
     finally:
         await control.close()
 
@@ -111,7 +130,7 @@ async def test_active_broker_stores_its_decisions_about_diverts_with_a_user_and_
         rule = AccessRule("orders.#", {Permission.CONSUME: frozenset({"sales"})})
         permissions.now = AccessRules((rule,), UserRoles({"sales": ["ann"]}))
         assert await decided() == {"a": ("ann", "orders.#", True), "c": ("bob", "news", False)}
-        topics.undefine("divert:c")
+        topics.undefine("divert:c", PipelineDeletion())
         assert await decided() == {"a": ("ann", "orders.#", True)}
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         lines[:2] = sorted(lines[:2], key=lambda line: str(line["divert"]))

@@ -17,7 +17,7 @@ from bascule.core.errors import Unavailable
 from bascule.kafka.control import ControlTopics
 from bascule.server import pipeline_definitions
 from bascule.threads.background import in_background
-from bascule.writer.control import PipelineDefinition
+from bascule.writer.control import PipelineDefinition, PipelineDeletion
 from tests.unit.server.test_pipelines import asked, cluster, topics  # noqa: F401 - fixtures
 
 Request = Callable[..., tuple[int, Any]]
@@ -130,7 +130,7 @@ def test_definition_that_cannot_be_read_is_none(topics: ControlTopics) -> None:
     topics._store("definition/divert:new", b'{"version": 99}')
     topics._store("covered/divert:late/3", b"damaged")
     topics.say_covered("late", 4, CoverageMark("1", 1, 9))
-    definitions, covered, _ = topics.controlled_diverts(10, decides=True)
+    definitions, covered, *_ = topics.controlled_diverts(10, decides=True)
     assert {name: each and each.id for name, each in definitions.items()} == {"late": "1", "new": None}
     assert covered == {"late": [CoverageMark("1", 1, 9)]}
 
@@ -160,7 +160,7 @@ def test_request_about_a_divert_that_somebody_deletes_meanwhile_says_so(topics: 
     covered = pipeline_definitions.DefinitionPages._covered
 
     async def deleted(pages: pipeline_definitions.DefinitionPages, name: str, revision: int) -> None:
-        await pages._pages.beside(partial(topics.undefine, f"divert:{name}"))
+        await pages._pages.beside(partial(topics.undefine, f"divert:{name}", PipelineDeletion()))
         await covered(pages, name, revision)
 
     monkeypatch.setattr(pipeline_definitions.DefinitionPages, "_covered", deleted)

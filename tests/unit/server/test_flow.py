@@ -12,7 +12,7 @@ from bascule.kafka.control import ControlTopics
 from bascule.server.answers import AddressDepth
 from bascule.server.flow import NodeFlowEnds
 from bascule.server.status import RetentionHoldStatus
-from bascule.writer.control import PipelineDefinition, PipelineReport, PipelineState, WantedState, Wish
+from bascule.writer.control import PipelineDefinition, PipelineDeletion, PipelineReport, PipelineState, WantedState, Wish
 from tests.unit.server.test_administrator import Node
 from tests.unit.server.test_pipelines import NOW_MS, REPORT, Gone, asked, cluster, report, topics  # noqa: F401 - fixtures
 
@@ -95,7 +95,7 @@ def test_divert_that_no_broker_covers_waits_and_one_that_is_deleted_is_shown_unt
     found = flow_of(topics)
     assert states(found, "diverts")["late"] == ("runtime", "unassigned", "running")
     assert "nobody" not in states(found, "diverts"), "nobody knows the ends of a pipeline that only a wish names"
-    topics.undefine("divert:late")
+    topics.undefine("divert:late", PipelineDeletion())
     assert "late" not in states(flow_of(topics), "diverts")
     own = PipelineReport(PipelineState.RUNNING, "host-1", NOW_MS, {"from": "news.#", "to": "late"}, revision=1, definition_id="d1")
     report(topics, divert_late=own)

@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 
 from bascule.broker.errors import UnknownAddress
+from bascule.broker.queue import BrokerQueue
 from bascule.config import Settings
 from bascule.core.access import AccessRules, CurrentPermissions
 from bascule.core.destination import Routing
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.roles import UserRoles
 from bascule.jms.message import JmsMessage, encode_message
-from bascule.server import browsing
+from bascule.server import browsing, listing, looks
 from bascule.server.admin_access import LOCAL as ADMIN
 from bascule.server.admin_access import AdminRole, NotAdministrator, Principal
 from bascule.server.looks import LOOKS
 from bascule.server.policies import permissions_of
+from bascule.server.status import QueueStatus, queue_status
 from bascule.testing.broker import Sender
 from tests.unit.server.served import Client, run_async
 from tests.unit.server.test_administrator import Node, administrator, dead
@@ -60,6 +62,42 @@ async def test_part_of_ten_thousand_queues_is_searched_and_sorted_by_the_server_
     assert [each["name"] for each in last["entries"]] == ["orders.09999"]
     few = await look(node, "list/queues", search="0999")
     assert (few["found"], [each["name"] for each in few["entries"]][:2]) == (11, ["orders.00999", "orders.09990"])
+
+
+@run_async
+async def test_part_of_ten_thousand_queues_describes_the_queues_of_the_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    many_queues(node, 10_000)
+    described: list[str] = []
+
+    def status(queue: BrokerQueue) -> QueueStatus:
+        described.append(queue.name)
+        return queue_status(queue)
+
+    monkeypatch.setattr(looks, "queue_status", status)
+    for parameters in ({}, {"sort": "messages", "order": "descending"}, {"search": "0999"}, {"offset": "9950"}):
+        described.clear()
+        page = await look(node, "list/queues", **parameters)
+        assert described == [each["name"] for each in page["entries"]]
+        assert len(described) <= listing.PART_ENTRIES
+
+
+@pytest.mark.parametrize("name", ["queues", "subscriptions"])
+@pytest.mark.parametrize("search", ["", "s1"])
+@run_async
+async def test_every_column_sorts_in_both_orders(name: str, search: str) -> None:
+    node = Node()
+    columns = {"queues": looks.QUEUE_COLUMNS, "subscriptions": looks.SUBSCRIPTION_COLUMNS}[name]
+    for number in (3, 10, 2, 11, 1):
+        node.engine.create_queue(f"s{number}", f"t{number % 3}", Routing.MULTICAST, subscription=f"s{number}")
+        node.fill(f"a{number % 4}", number)
+    node.broker.settle()
+    for column in columns.sortable:
+        rows = [row for row in (await look(node, f"list/{name}"))["entries"] if search in row["name"]]
+        for order in ("ascending", "descending"):
+            found = (await look(node, f"list/{name}", sort=column, order=order, search=search, limit="5"))["entries"]
+            assert [row[column] for row in found] == sorted((row[column] for row in rows), reverse=order == "descending")[:5]
+            assert all(row in rows for row in found)
 
 
 @pytest.mark.parametrize(

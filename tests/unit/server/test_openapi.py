@@ -149,11 +149,13 @@ def look_at_everything(api: Operations, broker: Broker) -> None:
         "/connections",
         "/overview",
         "/flow",
+        "/brokers",
         "/settings",
         "/definitions",
         "/definitions/pipelines",
     ):
         api.ask("GET", path)
+    assert [(each["elected"], each["this"]) for each in api.ask("GET", "/brokers")] == [(True, True)]
     api.ask("GET", "/queues")
     api.ask("GET", "/queues", query={"name": "orders"})
     api.ask("GET", "/queues", query={"name": "none"}, status=404)
@@ -293,6 +295,7 @@ def redrive_letters(api: Operations, bridge: str) -> None:
 
 def use_console(api: Operations) -> None:
     api.ask("GET", "/", token="", status=307)
+    api.ask("GET", "/console", token="", status=307)
     (parameter,) = api.document["paths"]["/console/{file}"]["get"]["parameters"]
     for file in parameter["schema"]["enum"]:
         api.ask("GET", "/console/{file}", token="", file=file)
@@ -435,7 +438,7 @@ def test_server_answers_what_is_in_the_document_and_nothing_else() -> None:
             answer = request(port, "GET", f"{target.rstrip('/')}/x/y/z")
             assert (answer.status, answer.json) == (404, {"error": "there is no such path"}), path
 
-    served(StatusOnly(), ask, pipelines=api_page.PIPELINES, reload=api_page.RELOAD)
+    served(StatusOnly(), ask, pipelines=api_page.PIPELINES, reload=api_page.RELOAD, brokers=api_page.BROKERS)
     routed = {(method, path) for path, methods in table.items() for method in methods}
     listed = {(method.upper(), path) for path, operations in found["paths"].items() for method in operations}
     files = found["paths"]["/console/{file}"]["get"]["parameters"][0]["schema"]["enum"]
@@ -462,5 +465,5 @@ def test_roles_of_the_document_are_those_that_the_server_asks_for() -> None:
                 if needed:
                     wanted[method, path, ""], asked[method, path, ""] = 401, request(port, method.upper(), target).status
 
-    served(StatusOnly(), ask, pipelines=api_page.PIPELINES, reload=api_page.RELOAD, access=ACCESS)
+    served(StatusOnly(), ask, pipelines=api_page.PIPELINES, reload=api_page.RELOAD, brokers=api_page.BROKERS, access=ACCESS)
     assert asked == wanted

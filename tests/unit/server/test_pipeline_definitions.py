@@ -17,7 +17,16 @@ from bascule.server import pipeline_definitions
 from bascule.server.audit import AuditTrail, FileSink
 from bascule.server.pipeline_definitions import replaceable
 from bascule.server.pipelines import KnownPipelines
-from bascule.writer.control import PipelineDefinition, PipelineReport, PipelineState, RestartWish, WantedState, Wish, Wishes
+from bascule.writer.control import (
+    PipelineDefinition,
+    PipelineDeletion,
+    PipelineReport,
+    PipelineState,
+    RestartWish,
+    WantedState,
+    Wish,
+    Wishes,
+)
 from tests.unit.server.test_pipelines import NOW_MS, REPORT, asked, cluster, report, topics  # noqa: F401 - fixtures
 
 Request = Callable[..., tuple[int, Any]]
@@ -205,9 +214,9 @@ def test_ingress_that_a_former_leader_does_not_know_is_not_replaced(topics: Cont
 class Changed(Crowded):
     """Topics into which another broker writes a change while an ingress is deleted, and then deletes it and creates another one."""
 
-    def undefine(self, pipeline: str) -> None:
+    def undefine(self, pipeline: str, deletion: PipelineDeletion) -> None:
         before = self._topics.wishes(10).definitions[pipeline]
-        self._topics.undefine(pipeline)
+        self._topics.undefine(pipeline, deletion)
         self._topics.define(pipeline, replace(before, revision=2) if before.revision == 1 else replace(before, id="other"))
 
     def define(self, pipeline: str, wanted: PipelineDefinition) -> None:
@@ -242,7 +251,7 @@ def test_what_a_broken_request_has_left_is_deleted(topics: ControlTopics) -> Non
         assert create(request)[0] == 202
         wishes = topics.wishes(10)
         assert (wishes.states, wishes.restarts) == ({}, {}), "a new ingress has no wishes of an earlier one"
-        topics.undefine("ingress:prices")
+        topics.undefine("ingress:prices", PipelineDeletion())
         topics.want("ingress:prices", Wish(WantedState.PAUSED))
         assert request("DELETE", "/ingresses/prices")[0] == 202
         assert topics.wishes(10).states == {}
@@ -297,3 +306,49 @@ def test_damaged_definition_of_a_covered_divert_keeps_its_id_and_a_higher_revisi
     damage(topics, "definition/divert:orders2")
     known = KnownPipelines(topics.reports(10), topics.wishes(10))
     assert replaceable(known, "divert:orders2") == PipelineDefinition("id", 3, {})
+
+
+def test_name_of_a_definition_that_cannot_be_read_is_not_free_for_another_kind(topics: ControlTopics) -> None:
+    def ask(request: Request) -> None:
+        damage(topics, "definition/divert:prices")
+        code, answer = create(request)
+        assert (code, "divert 'prices' exists already" in answer["error"]) == (409, True)
+        assert request("DELETE", "/diverts/prices")[0] == 202
+        assert create(request)[0] == 202
+
+    asked(topics, ask)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_pipeline_whose_definition_is_lost_can_be_created_with_its_id_or_deleted(topics: ControlTopics, method: str) -> None:
+    def ask(request: Request) -> None:
+        create(request)
+        before = definition(topics)
+        topics._store("definition/ingress:prices", None)
+        report(topics, ingress_prices=replace(OTHER, state=PipelineState.FAILED, revision=4, definition_id=before.id))
+        status = request("GET", "/ingresses/prices/status")[1]
+        assert (status["state"], status["origin"], status["wanted"]) == ("failed", "runtime", "running")
+        assert status["error"].startswith("bascule.control has lost the definition, and nobody has deleted it. Create the pipeline again")
+        if method == "DELETE":
+            assert request("DELETE", "/ingresses/prices")[0] == 202
+            assert request("GET", "/ingresses/prices/status")[1]["state"] == "deleting"
+            assert create(request)[1]["revision"] == 1, "a new one"
+            assert definition(topics).id != before.id
+            return
+        again = create(request) if method == "POST" else change(request)
+        assert (again[0], again[1]["revision"], definition(topics).id) == (202, 5, before.id)
+        assert create(request)[0] == 409
+
+    asked(topics, ask)
+
+
+def test_deletion_is_stored_with_its_author(topics: ControlTopics) -> None:
+    def ask(request: Request) -> None:
+        create(request)
+        assert request("DELETE", "/ingresses/prices")[0] == 202
+
+    asked(topics, ask)
+    stored = topics._table("bascule.control", 10)["deleted/ingress:prices"]
+    assert json.loads(stored.value) == {"version": 1, "by": "manage", "at_ms": NOW_MS}
+    topics._store("deleted/ingress:prices", b"damaged")
+    assert topics.wishes(10) == Wishes(), "a damaged deletion deletes nothing, and holds nothing"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -258,3 +259,42 @@ def test_damaged_reports_are_left_out(topics: ControlTopics) -> None:
         assert request("GET", "/ingresses/stock/status")[1]["reported_at_ms"] is None
 
     asked(topics, ask)
+
+
+def test_topic_that_was_recreated_is_read_from_its_beginning(topics: ControlTopics) -> None:
+    topics.want("divert:orders", Wish(WantedState.PAUSED, "ann", 7))
+    assert topics.wishes(10).states
+    topics._readers["bascule.control"]._reached[0] = 100  # as if the topic had had more records before somebody recreated it
+    topics._readers["bascule.control"]._table.clear()
+    with pytest.raises(Unavailable, match="it was recreated, or has lost records"):
+        topics.wishes(10)
+    assert topics.wishes(10).of("divert:orders") is WantedState.PAUSED
+
+
+def test_restart_of_failed_tasks_only_leaves_a_running_one_alone(topics: ControlTopics) -> None:
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        for state, restarted in ((PipelineState.RUNNING, False), (PipelineState.FAILED, True), (PipelineState.RESTARTING, True)):
+            report(topics, divert_orders=replace(REPORT, state=state))
+            before = topics.wishes(10).restarts.get("divert:orders")
+            code, answer = request("POST", "/diverts/orders/restart?includeTasks=true&onlyFailed=true")
+            assert (code, answer["restart"] is not None) == (202, restarted)
+            assert (topics.wishes(10).restarts.get("divert:orders") != before) == restarted
+        report(topics, divert_orders=REPORT)
+        assert request("POST", "/diverts/orders/restart?onlyFailed=false")[1]["restart"]
+        code, refused = request("POST", "/diverts/orders/restart?onlyFailed=1")
+        assert (code, refused["error"]) == (400, "onlyFailed '1' must be true or false")
+
+    asked(topics, ask)
+
+
+def test_parameter_that_nobody_knows_is_refused(topics: ControlTopics) -> None:
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        for method, path in (
+            ("GET", "/diverts"), ("GET", "/diverts/orders"), ("GET", "/diverts/orders/status"), ("PUT", "/diverts/orders/pause"),
+            ("POST", "/diverts/orders/restart"), ("POST", "/diverts"), ("PUT", "/diverts/new/config"), ("DELETE", "/diverts/new"),
+        ):  # fmt: skip
+            code, refused = request(method, f"{path}?expand=status")
+            assert (code, "unknown parameter 'expand'" in refused["error"]) == (400, True), (method, path)
+
+    asked(topics, ask)
+    assert topics.wishes(10) == Wishes()

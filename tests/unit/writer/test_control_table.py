@@ -10,12 +10,14 @@ from bascule.broker.coverage import CoverageMark
 from bascule.writer.control import (
     COVERED_KEY,
     DEFINITION_KEY,
+    DELETED_KEY,
     OFFSETS_KEY,
     RESTART_KEY,
     WANTED_KEY,
     OffsetMove,
     OffsetsWish,
     PipelineDefinition,
+    PipelineDeletion,
     PipelineState,
     RestartWish,
     Steering,
@@ -69,7 +71,11 @@ class Log:
 
     def wishes(self) -> Wishes:
         self.skipped.clear()
-        return wishes_of(self.table, lambda _, place, __: self.skipped.append(place))
+
+        def skipped(place: str, _reason: str) -> None:
+            self.skipped.append(place)
+
+        return wishes_of(self.table, skipped, skipped)
 
 
 @pytest.mark.parametrize("value", DAMAGED, ids=range(len(DAMAGED)))
@@ -196,10 +202,13 @@ def test_pipeline_of_a_damaged_definition_keeps_its_positions_and_follows_the_ne
     follow(steps, log, world)
     log.write(key, None)
     follow(steps, log, world)
+    assert (world.marks, set(steps.unreadable)) == ({B: "id"}, {B}), "nobody has deleted it"
+    log.write(f"{DELETED_KEY}{B}", encoded(PipelineDeletion("ann", 1)))
+    follow(steps, log, world)
     assert (world.running, world.marks, set(steps.pipelines)) == ({}, {}, set())
 
 
 def follow(steps: DefinitionSteps, log: Log, world: World) -> None:
-    found = log.wishes()
+    found = log.wishes().losing(steps.begun, "control")
     steps.follow(found.definitions, found.undefined)
     steps.step(world)

@@ -50,9 +50,9 @@ export function look(request, parameters = {}, { names = {}, signal = undefined 
 }
 
 // Sends a request that changes something.
-export function act(request, content = {}, { names = {}, headers = {} } = {}) {
+export function act(request, content = {}, { names = {}, headers = {}, query = {} } = {}) {
   const given = session.csrf ? { "x-csrf-token": session.csrf, ...headers } : headers;
-  return ask(request, names, {}, { headers: { "content-type": "application/json", ...given }, body: JSON.stringify(content) });
+  return ask(request, names, query, { headers: { "content-type": "application/json", ...given }, body: JSON.stringify(content) });
 }
 
 export async function refreshSession() {

@@ -50,8 +50,14 @@ export function confirmed(title, text, button, word = "") {
   return open(title, content, { text: button, danger: true, value: () => true });
 }
 
+function control({ name, value = "", choices = null, attributes = {} }) {
+  if (choices === null) return h("input", { autocomplete: "off", value, ...attributes, name });
+  return h("select", { name }, choices.map((each) => h("option", { value: each, selected: each === value }, each || "default")));
+}
+
+// Asks for texts. A field has a name, a label, and perhaps a value, attributes of its input, or the choices that there are.
 export function asked(title, fields, button) {
-  const inputs = fields.map((field) => [field.name, h("input", { autocomplete: "off", ...field.attributes, name: field.name })]);
+  const inputs = fields.map((field) => [field.name, control(field)]);
   const content = inputs.map(([, input], index) => h("label", {}, fields[index].label, input));
   const value = () => Object.fromEntries(inputs.map(([name, input]) => [name, input.value]));
   return open(title, content, { text: button, danger: false, value });

@@ -1,8 +1,12 @@
-// This broker: role, epoch, journal, memory, and what the journal is kept for.
+// This broker: role, epoch, journal, memory, and what the journal is kept for; and the other brokers of the journal.
 
+import { look } from "./api.js";
 import { bytes, facts, h, number } from "./dom.js";
 import { follow, live } from "./live.js";
+import { BROKER } from "./requests.js";
 import { grid } from "./table.js";
+
+const REFRESH_MS = 5000;
 
 function pins(found) {
   if (!found.length) return h("p", { class: "muted" }, "nothing is known before the first snapshot");
@@ -31,10 +35,29 @@ function drawn() {
   ];
 }
 
+function table(found) {
+  return grid(["Broker", "Reaches Kafka from", "Role", ""],
+    found.map((each) => [each.name, each.host, each.elected ? "active" : "standby", each.this ? "this page" : ""]));
+}
+
 export default {
   title: "Broker",
   render() {
-    const element = h("div", {}, drawn());
-    return { element, end: follow(() => element.replaceChildren(...drawn())) };
+    const one = h("div", {}, drawn());
+    const all = h("div");
+    let timer = null;
+    let over = false;
+    const load = async () => {
+      try {
+        all.replaceChildren(table(await look(BROKER.brokers)));
+      } catch (error) {
+        all.replaceChildren(h("p", { class: "error" }, error.message));
+      }
+      if (!over) timer = setTimeout(load, REFRESH_MS);
+    };
+    load();
+    const end = follow(() => one.replaceChildren(...drawn()));
+    const element = h("div", {}, h("h2", {}, "Brokers of the journal"), all, h("h2", {}, "This broker"), one);
+    return { element, end: () => { over = true; clearTimeout(timer); end(); } };
   },
 };

@@ -1,7 +1,8 @@
-// Rates, depth, latency, memory and answer time of the broker, live.
+// Rates, depth, latency, memory and answer time of the broker, and the lag of its pipelines, live.
 
 import { chart } from "./chart.js";
 import { bytes, facts, h, link, number } from "./dom.js";
+import { followLag, lag } from "./lag.js";
 import { follow, live } from "./live.js";
 
 const milliseconds = (value) => `${number(Math.round(value * 10) / 10)} ms`;
@@ -26,6 +27,7 @@ function drawn() {
       chart("Messages a second", ["in", "out", "acknowledged"], points.map((p) => [p.ms, p.rates.in, p.rates.out, p.rates.acknowledged]), perSecond),
       chart("Depth", ["waiting", "in delivery", "delayed"], points.map((p) => [p.ms, p.sums.messages, p.sums.delivering, p.sums.delayed]), number),
       chart("Latency: a persistent message until it is accepted", ["p50", "p99"], points.map((p) => [p.ms, ...p.sendMs]), milliseconds),
+      chart("Lag of pipelines: records behind", ["diverts", "ingresses"], lag.points, number),
       chart("Memory", ["used"], points.map((p) => [p.ms, p.memory ? p.memory.used_bytes : null]), bytes),
       chart("Answer time of the admin server", ["answer"], points.map((p) => [p.ms, p.answerMs]), milliseconds),
       chart("On the way to the journal", ["bytes"], points.map((p) => [p.ms, p.inFlight]), bytes),
@@ -38,6 +40,8 @@ export default {
   title: "Overview",
   render() {
     const element = h("div", {}, drawn());
-    return { element, end: follow(() => element.replaceChildren(drawn())) };
+    const draw = () => element.replaceChildren(drawn());
+    const ends = [follow(draw), followLag(draw)];
+    return { element, end: () => ends.forEach((end) => end()) };
   },
 };

@@ -3,7 +3,7 @@
 import { look, may } from "./api.js";
 import { asked } from "./dialogs.js";
 import { facts, h, latency, moment, number } from "./dom.js";
-import { deletePipeline, movePosition, stateOf, verbs } from "./pipeline-verbs.js";
+import { changePipeline, deletePipeline, movePosition, stateOf, verbs } from "./pipeline-verbs.js";
 import { PIPELINES } from "./requests.js";
 import { grid } from "./table.js";
 
@@ -37,6 +37,10 @@ export default {
       await movePosition(collection, name, null);
       load();
     };
+    const change = (shown) => async () => {
+      await changePipeline(collection, shown);
+      load();
+    };
     const remove = async () => {
       await deletePipeline(collection, name);
       load();
@@ -46,7 +50,9 @@ export default {
       const changes = may("manage") ? [
         ...verbs(collection, status, load), h("button", { onclick: move }, "Move the position"),
         h("button", { onclick: reset, title: "To where the setting start says, as a new pipeline begins" }, "Reset the position"),
-        shown.origin === "file" ? null : h("button", { class: "danger", onclick: remove }, "Delete"),
+        ...(shown.origin === "file" ? [] : [
+          h("button", { onclick: change(shown) }, "Change"), h("button", { class: "danger", onclick: remove }, "Delete"),
+        ]),
       ] : [];
       element.replaceChildren(
         facts([

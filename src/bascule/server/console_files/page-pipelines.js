@@ -1,7 +1,6 @@
 // Diverts and ingresses: the flow of messages, and the state of each pipeline.
 
 import { look, may } from "./api.js";
-import { asked } from "./dialogs.js";
 import { h, link } from "./dom.js";
 import { drawing } from "./flow-drawing.js";
 import { createPipeline, pipelineTable } from "./pipeline-verbs.js";
@@ -9,19 +8,6 @@ import { BROKER, PIPELINES } from "./requests.js";
 
 const REFRESH_MS = 3000;
 const KINDS = [["diverts", "Diverts"], ["ingresses", "Ingresses"]];
-
-const INGRESS_FIELDS = [
-  { name: "name", label: "Name", attributes: { required: true } },
-  { name: "topics", label: "Topics of Kafka, with commas between them", attributes: { required: true } },
-  { name: "to", label: "Destination: queue://NAME or topic://NAME", attributes: { required: true } },
-];
-
-const DIVERT_FIELDS = [
-  { name: "name", label: "Name", attributes: { required: true } },
-  { name: "from", label: "From: an address; * stands for one word, # for any number of words", attributes: { required: true } },
-  { name: "selector", label: "Selector; empty for every message" },
-  { name: "to", label: "To: a topic of Kafka", attributes: { required: true } },
-];
 
 function failure(error) {
   return h("p", { class: "error" }, error.message);
@@ -59,19 +45,13 @@ export default {
       await Promise.all([draw(), list()]);
       if (!over) timer = setTimeout(load, REFRESH_MS);
     };
-    const createIngress = async () => {
-      const answer = await asked("Create an ingress", INGRESS_FIELDS, "Create");
-      if (answer) await createPipeline("ingresses", answer.name.trim(), { topics: answer.topics.split(",").map((each) => each.trim()), to: answer.to.trim() });
-      load();
-    };
-    const createDivert = async () => {
-      const answer = await asked("Create a divert", DIVERT_FIELDS, "Create");
-      if (answer) await createPipeline("diverts", answer.name.trim(), { from: answer.from.trim(), selector: answer.selector.trim(), to: answer.to.trim() });
+    const create = (collection, title) => async () => {
+      await createPipeline(collection, title);
       load();
     };
     load();
-    const element = h("div", {}, flow, may("manage") ? h("div", { class: "bar" }, h("button", { onclick: createDivert }, "Create a divert"),
-      h("button", { onclick: createIngress }, "Create an ingress")) : null, tables,
+    const element = h("div", {}, flow, may("manage") ? h("div", { class: "bar" }, h("button", { onclick: create("diverts", "Create a divert") }, "Create a divert"),
+      h("button", { onclick: create("ingresses", "Create an ingress") }, "Create an ingress")) : null, tables,
       h("p", {}, link("undelivered", {}, "Records that pipelines could not carry")));
     return { element, end: () => { over = true; clearTimeout(timer); } };
   },

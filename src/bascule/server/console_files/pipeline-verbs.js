@@ -1,8 +1,9 @@
 // The state of pipelines, and the acts of an administrator on them.
 
 import { act, may } from "./api.js";
-import { attempt, confirmed } from "./dialogs.js";
+import { asked, attempt, confirmed } from "./dialogs.js";
 import { h, latency, link, number } from "./dom.js";
+import { definitionOf, FIELDS, filled, FIRST } from "./pipeline-fields.js";
 import { PIPELINES } from "./requests.js";
 import { grid } from "./table.js";
 
@@ -14,8 +15,10 @@ const VERBS = {
   restart: "The task of the pipeline ends and starts again at its position.",
 };
 const ASKED = ["stop", "restart"];
-// The verbs that change something, by what is wanted of a pipeline.
-const USEFUL = { running: ["pause", "stop", "restart"], paused: ["resume", "stop"], stopped: ["resume", "pause"], deleted: [] };
+// The verbs that change something, by what is wanted of a pipeline. Each of them replaces a damaged record of what is wanted.
+const USEFUL = {
+  running: ["pause", "stop", "restart"], paused: ["resume", "stop"], stopped: ["resume", "pause"], unreadable: ["resume", "pause", "stop"], deleted: [],
+};
 
 export function verbs(collection, pipeline, done) {
   if (!may("manage")) return [];
@@ -61,6 +64,21 @@ export async function deletePipeline(collection, name) {
   await attempt(() => act(PIPELINES[collection].delete, {}, { names: { name } }), () => `deleted ${name}`);
 }
 
-export async function createPipeline(collection, name, config) {
+export async function createPipeline(collection, title) {
+  const fields = [...FIRST, ...FIELDS[collection]];
+  const answer = await asked(title, fields, "Create");
+  if (!answer) return;
+  const { name, ...config } = definitionOf(fields, answer);
   await attempt(() => act(PIPELINES[collection].create, { name, config }), () => `created ${name}`);
+}
+
+// `shown` is the definition as it was shown: a change that somebody else has made since is not overwritten.
+export async function changePipeline(collection, shown) {
+  const { name } = shown;
+  const fields = FIELDS[collection];
+  const answer = await asked(`Change ${name}`, filled(fields, shown.config ?? shown.definition ?? {}), "Change");
+  if (!answer) return;
+  const config = definitionOf(fields, answer, shown.config ?? {});
+  const query = { revision: shown.revision ?? 0 };
+  await attempt(() => act(PIPELINES[collection].change, config, { names: { name }, query }), ({ revision }) => `changed ${name} (revision ${revision})`);
 }

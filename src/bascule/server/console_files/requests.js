@@ -29,6 +29,7 @@ export const BROKER = made({
   settings: "GET /settings",
   permissions: "GET /permissions",
   flow: "GET /flow",
+  brokers: "GET /brokers",
 });
 
 export const LISTS = made({
@@ -78,6 +79,7 @@ export const PIPELINES = Object.freeze({
     list: "GET /diverts",
     create: "POST /diverts",
     show: "GET /diverts/{name}",
+    change: "PUT /diverts/{name}/config",
     delete: "DELETE /diverts/{name}",
     status: "GET /diverts/{name}/status",
     pause: "PUT /diverts/{name}/pause",
@@ -91,6 +93,7 @@ export const PIPELINES = Object.freeze({
     list: "GET /ingresses",
     create: "POST /ingresses",
     show: "GET /ingresses/{name}",
+    change: "PUT /ingresses/{name}/config",
     delete: "DELETE /ingresses/{name}",
     status: "GET /ingresses/{name}/status",
     pause: "PUT /ingresses/{name}/pause",
