@@ -161,14 +161,21 @@ class Loader:
         found = stored_sends(value, first, wanted)
         if LoadingViolation.UNWANTED_MESSAGES_NOT_COUNTED in self._violations:
             found = list(zip(range(first, first + len(found)), (stored for _, stored in found), strict=True))
-        for mid, stored in found:
-            if (queue_ids := wanted.pop(mid, None)) is not None:
-                self._hold(mid, stored, queue_ids)
+        held = [self._message(mid, stored, queue_ids) for mid, stored in found if (queue_ids := wanted.pop(mid, None)) is not None]
+        if held := [message for message in held if message.references]:
+            self._bodies.hold_loaded(held)
         if found:
             self._deliveries.next_position = found[-1][0] + 1
         self._wanted.missing.extend(wanted)
 
     def _hold(self, mid: int, stored: StoredSend, queue_ids: tuple[int, ...]) -> None:
+        """Hold a message, and count it."""
+        message = self._message(mid, stored, queue_ids)
+        if message.references:
+            self._bodies.hold(message, loading=True)
+
+    def _message(self, mid: int, stored: StoredSend, queue_ids: tuple[int, ...]) -> BrokerMessage:
+        """Return a message that is live in its queues, if these exist."""
         flags, priority, expiry_ms, delivery_time_ms, body = stored
         group = stored_group(flags, body) if flags & SendFlag.GROUPED else None
         message = BrokerMessage(body, priority if priority < PRIORITY_MAX else PRIORITY_MAX, expiry_ms, group)
@@ -183,8 +190,7 @@ class Loader:
             if live is not None:
                 live[mid] = message
                 message.references += 1
-        if message.references:
-            self._bodies.hold(message, loading=True)
+        return message
 
     def _send(self, mid: int, send: Send) -> None:
         if send.duplicate_ids:
