@@ -265,9 +265,9 @@ def test_large_body_stays_readable_while_the_disk_is_full_and_many_of_them_are_r
     files.close()
 
 
-def loaded(count: int, size: int) -> list[BrokerMessage]:
+def loaded(count: int, size: int, first: int = 0) -> list[BrokerMessage]:
     messages = []
-    for number in range(count):
+    for number in range(first, first + count):
         message = BrokerMessage(bytes([number % 256]) * size)
         message.mid, message.references = number, 1
         messages.append(message)
@@ -278,13 +278,13 @@ def loaded(count: int, size: int) -> list[BrokerMessage]:
 def test_loaded_bodies_are_stored_together_and_counted_like_single_ones(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "SEGMENT_BYTES", 40_000)
     together, single = (Bodies(SpillFiles(tmp_path / name), 1 << 20) for name in ("together", "single"))
-    records = [loaded(20, size) for _ in range(10)]
+    records = [loaded(20, size, 20 * number) for number in range(10)]
     for record in records:
         together.hold_loaded(record)
         for message in loaded(20, size):
             single.hold(message, loading=True)
     messages = [message for record in records for message in record]
-    assert [together.read(message) for message in messages] == [bytes([number]) * size for number in range(20)] * 10
+    assert [together.read(message) for message in messages] == [bytes([number]) * size for number in range(200)]
     counts = [(each.account.messages, each.account.entries, each.stored_bytes + each.memory_bytes) for each in (together, single)]
     assert counts == [(200, 200, 200 * size)] * 2
     assert together.memory_bytes <= together.account.loaded_bodies_max_bytes
