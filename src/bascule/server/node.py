@@ -24,6 +24,7 @@ from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.counters import Counters
 from bascule.broker.destinations import CREATED
 from bascule.broker.engine import Engine
+from bascule.broker.errors import ResourceLimit
 from bascule.broker.node import STANDING_BY
 from bascule.broker.policy_change import change_policy
 from bascule.broker.queue import BrokerQueue
@@ -261,7 +262,7 @@ class Node:
         self.client_turns.in_slices(end_connections(self.connections, ended), self.dispatch)
         self._watch_users(before.broker.users_file)
         if self.settings.permission != before.permission:
-            self.permissions.now = permissions_of(self.settings, self.users.roles)
+            self.permissions.now = following.permissions
             self.client_turns.in_slices(end_without_permission(self.connections, self.permissions), self.dispatch)
         tokens = self.tokens
         if following.tokens is not tokens:
@@ -279,8 +280,7 @@ class Node:
         if engine is not None:
             engine.memory.limit(int(self.settings.broker.memory_bytes))
             if engine.policy is not self._policy:
-                for name, error in change_policy(engine, self._policy).items():
-                    log.error("queue of the settings not created", queue=name, reason=str(error))
+                change_policy(engine, self._policy, _report_refused)
 
     def _users_changed(self, ended: Mapping[str, EndedLogins]) -> None:
         self.client_turns.in_slices(self.usage.refresh(), self.dispatch)
@@ -431,6 +431,10 @@ class Node:
     def ingress_foreign_records(self) -> int:
         """Return the number of records of the ingress topic that were skipped in the current epoch."""
         return self.tail.foreign if self.tail is not None else 0
+
+
+def _report_refused(name: str, error: ResourceLimit) -> None:
+    log.error("queue of the settings not created", queue=name, reason=str(error))
 
 
 def _return_memory() -> None:
