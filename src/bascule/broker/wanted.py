@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 
 class WantedRest(NamedTuple):
-    """The messages of one queue that are not found yet: ``mids`` from ``index`` on, the first of which is ``mid``."""
+    """The messages of one queue that are not found yet: ``mids`` from ``place`` on, the first of which is ``mid``."""
 
     mid: int
     queue_id: int
-    index: int
+    place: int
     mids: Sequence[int]
 
 
@@ -45,9 +45,9 @@ class WantedMessages:
         found: dict[int, tuple[int, ...]] = {}
         rests = self._rests
         while rests and rests[0].mid < end:
-            _, queue_id, index, mids = rests[0]
-            start, behind = bisect_left(mids, first, index), bisect_left(mids, end, index)
-            self.missing.extend(mids[index:start])
+            _, queue_id, place, mids = rests[0]
+            start, behind = bisect_left(mids, first, place), bisect_left(mids, end, place)
+            self.missing.extend(mids[place:start])
             _add(found, mids[start:behind], queue_id)
             if behind < len(mids):
                 heapreplace(rests, WantedRest(mids[behind], queue_id, behind, mids))
@@ -59,7 +59,7 @@ class WantedMessages:
         """Return the mids of all messages that were not found, ascending."""
         found = set(self.missing)
         for rest in self._rests:
-            found.update(rest.mids[rest.index :])
+            found.update(rest.mids[rest.place :])
         return sorted(found)
 
 
