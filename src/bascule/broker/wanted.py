@@ -36,7 +36,8 @@ class WantedMessages:
         if mids and mids[0] <= self._last_stored:
             behind = bisect_right(mids, self._last_stored)
             _add(self.stored, [mid for mid in mids[:behind] if mid in self._in_store], queue_id)
-            mids = [*(mid for mid in mids[:behind] if mid not in self._in_store), *mids[behind:]]
+            others = [mid for mid in mids[:behind] if mid not in self._in_store]
+            mids = [*others, *mids[behind:]] if others else mids[behind:]
         if mids:
             heappush(self._rests, WantedRest(mids[0], queue_id, 0, mids))
 
