@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from itertools import islice
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from bascule.server.in_turns import ENTRIES_PER_TURN
 
@@ -31,7 +31,7 @@ class LongList(Generic[T]):
     ``cost``: the time to describe an entry, as a multiple of the time for a queue.
     """
 
-    def __init__(self, describe: Callable[[T], object], entries: Iterable[T], cost: int = 1) -> None:
+    def __init__(self, describe: Callable[[T], Any], entries: Iterable[T], cost: int = 1) -> None:
         self.describe = describe
         self.entries = list(entries)
         self.cost = cost
@@ -39,7 +39,7 @@ class LongList(Generic[T]):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def __iter__(self) -> Iterator[object]:
+    def __iter__(self) -> Iterator[Any]:
         return map(self.describe, self.entries)
 
 

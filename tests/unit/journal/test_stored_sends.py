@@ -28,7 +28,9 @@ FIRST = mid_of(7, 0)
 
 
 def send(random_: random.Random) -> bytes:
-    flags, digests, diverts, source = SendFlag.DURABLE, 0, (), None
+    flags, digests = int(SendFlag.DURABLE), 0
+    diverts: tuple[str, ...] = ()
+    source: KafkaOrigin | None = None
     if random_.random() < 0.5:
         flags |= SendFlag.DUPLICATE_ID
         digests = 1
