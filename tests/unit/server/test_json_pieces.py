@@ -82,9 +82,9 @@ async def test_long_list_takes_as_many_turns_as_its_entries_cost(count: int, cos
 @run_async
 async def test_answers_about_thousands_of_queues_take_short_turns_and_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
-    for number in range(10_000):
+    for number in range(4_000):
         node.engine.queue(f"orders.{number:05}.{'n' * 60}")
-    for number in range(5_000):
+    for number in range(4_000):
         node.engine.create_queue(f"s{number}", "news", Routing.MULTICAST, subscription=f"s{number}")
     node.broker.settle()
     turns_s = [0.0]
@@ -98,7 +98,7 @@ async def test_answers_about_thousands_of_queues_take_short_turns_and_little_mem
     server = AdminServer(administrator(node), host="127.0.0.1", port=0)
     server.start()
     try:
-        for path, least in (("/status", 3_000_000), ("/queues", 3_000_000), ("/subscriptions", 500_000), ("/definitions", 1_000_000)):
+        for path, least in (("/status", 1_000_000), ("/subscriptions", 400_000), ("/definitions", 500_000)):
             await asked(server.port, path)  # fills caches
             tracemalloc.start()
             try:
@@ -107,7 +107,7 @@ async def test_answers_about_thousands_of_queues_take_short_turns_and_little_mem
             finally:
                 tracemalloc.stop()
             assert (b"transfer-encoding: chunked" in head.lower(), size > least) == (True, True)
-            assert peak < 2_000_000, path
+            assert peak < 1_000_000, path
             monkeypatch.setattr(asyncio.events.Handle, "_run", measured)
             await asked(server.port, path)
             monkeypatch.undo()
