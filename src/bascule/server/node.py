@@ -24,7 +24,6 @@ from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.counters import Counters
 from bascule.broker.destinations import CREATED
 from bascule.broker.engine import Engine
-from bascule.broker.errors import ResourceLimit
 from bascule.broker.node import STANDING_BY
 from bascule.broker.policy_change import change_policy
 from bascule.broker.queue import BrokerQueue
@@ -59,7 +58,7 @@ from bascule.server.logins import LoginChecks, sasl_mechanisms
 from bascule.server.memory import MemoryWatch, PeerCaches, partial_budget
 from bascule.server.pieces import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, INPUT_STEPS_PER_PIECE
 from bascule.server.policies import diverts_of, permissions_of, policy_of, user_limits_of
-from bascule.server.reload import NextSettings, ReloadSource, SettingsReload, end_token_logins, end_without_permission
+from bascule.server.reload import NextSettings, ReloadSource, SettingsReload, end_token_logins, end_without_permission, report_refused_queue
 from bascule.server.spill import SpillFiles
 from bascule.server.status import BrokerRole, sum_of
 from bascule.server.tls_watch import TlsWatch
@@ -280,7 +279,7 @@ class Node:
         if engine is not None:
             engine.memory.limit(int(self.settings.broker.memory_bytes))
             if engine.policy is not self._policy:
-                change_policy(engine, self._policy, _report_refused)
+                change_policy(engine, self._policy, report_refused_queue)
 
     def _users_changed(self, ended: Mapping[str, EndedLogins]) -> None:
         self.client_turns.in_slices(self.usage.refresh(), self.dispatch)
@@ -431,10 +430,6 @@ class Node:
     def ingress_foreign_records(self) -> int:
         """Return the number of records of the ingress topic that were skipped in the current epoch."""
         return self.tail.foreign if self.tail is not None else 0
-
-
-def _report_refused(name: str, error: ResourceLimit) -> None:
-    log.error("queue of the settings not created", queue=name, reason=str(error))
 
 
 def _return_memory() -> None:

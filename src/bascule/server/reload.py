@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
+from bascule.broker.errors import ResourceLimit
 from bascule.broker.policy_change import check_policy
 from bascule.config import Configuration, Settings
 from bascule.config.reloading import ReloadPlan, SettingsComparison, plan_reload, report
@@ -176,6 +177,11 @@ def prepare(node: Node, settings: Settings, rules: OwnersRules) -> NextSettings:
     except OSError as error:
         raise InvalidInput(f"{error.filename}: {error.strerror}; embedded.data_dir must be a directory that the broker can use") from error
     return NextSettings(settings, broker_tls, admin_tls, rules.policy, rules.permissions, tokens, access)
+
+
+def report_refused_queue(name: str, error: ResourceLimit) -> None:
+    """Log that a queue of reloaded settings cannot be created."""
+    log.error("queue of the settings not created", queue=name, reason=str(error))
 
 
 def _admits_differently(before: Settings, after: Settings) -> bool:
