@@ -131,16 +131,18 @@ class Held:
 
     def remove(self, mid: int) -> None:
         """Remove a message that the queue no longer holds."""
-        index = self._index(mid)
+        firsts = self._firsts
+        index = 0 if len(firsts) == 1 or mid < firsts[1] else bisect_right(firsts, mid) - 1
         block = self._blocks[index]
-        place = block.place_of(mid)
-        if place < 0:
+        mids, messages = block.mids, block.messages
+        place = bisect_left(mids, mid)  # as HeldBlock.place_of does; a call costs more
+        if place == len(messages) or mids[place] != mid or messages[place] is None:
             return
-        block.messages[place] = None
+        messages[place] = None
         block.live -= 1
         if self.copy is not None and mid <= self.copy.passed_mid:
             self.copy.removed.append(mid)
-        if not block.live:
+        if not block.live and (len(firsts) > 1 or len(messages) >= BLOCK_MESSAGES):
             self._drop(index)
 
     def _drop(self, index: int) -> None:
