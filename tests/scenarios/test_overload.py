@@ -66,17 +66,43 @@ def overload(kafka: EmbeddedKafka, directory: Path, prefix: str, memory_mib: int
     return load.figures
 
 
+def not_reading(kafka: EmbeddedKafka, directory: Path, prefix: str, memory_mib: int, load_s: float, hung: int) -> Figures:
+    """Consumers that give credit and do not read, and producers for them; until the waiting messages are received."""
+    with System(kafka.bootstrap, directory, prefix=prefix, config=CONFIG.format(memory_mib=memory_mib)) as system:
+        load = Overload(system, f"{prefix}.load")
+        try:
+            wait_for(load.canary.look, "the canary")
+            load.start(load.look, load=False)
+            for client in (*(load.hang,) * hung, load.produce):
+                load.start(client)
+            begun_s = time.monotonic()
+            wait_for(lambda: time.monotonic() - begun_s > load_s, "the load", load_s + SOON_S)
+            load.end_load()
+            ended_s = time.monotonic()
+            load.start(load.consume(0), load=False)
+            wait_for(lambda: not system.depth(load.queue.name), "the waiting messages to be received", 4 * SOON_S)
+            load.figures.normal_after_s = time.monotonic() - ended_s
+            round_trips = load.canary.look()
+            wait_for(lambda: load.canary.look() > round_trips, "the canary")
+        finally:
+            load.stop()
+        load.figures.longest_turn_s = longest_turn_s(system.metrics())
+        assert "Traceback" not in system.broker.said()
+    return load.figures
+
+
 def check(figures: Figures, memory_mib: int) -> None:
     log.info("overload", **dataclasses.asdict(figures))
     assert figures.peak_mib < figures.idle_mib + memory_mib + BEYOND_MIB
     assert figures.round_trips > 5
     assert figures.longest_gap_broker_s < GAP_BROKER_S
     assert figures.longest_gap_s < GAP_S
-    assert "amqp:resource-limit-exceeded" in figures.refusal
 
 
 def test_overload_blocks_producers_only_and_memory_stays_bounded(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
-    check(overload(kafka, tmp_path, topic_prefix, 8, load_s=3, hung=2), 8)
+    figures = overload(kafka, tmp_path, topic_prefix, 8, load_s=3, hung=2)
+    check(figures, 8)
+    assert "amqp:resource-limit-exceeded" in figures.refusal
 
 
 @pytest.mark.slow
@@ -85,4 +111,11 @@ def test_two_minutes_of_overload_block_producers_only_and_memory_stays_bounded(
     kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
 ) -> None:
     load_s = float(os.environ.get("BASCULE_OVERLOAD_S", "120"))
-    check(overload(kafka, tmp_path, topic_prefix, 64, load_s=load_s, hung=20), 64)
+    figures = overload(kafka, tmp_path, topic_prefix, 64, load_s=load_s, hung=20)
+    check(figures, 64)
+    assert "amqp:resource-limit-exceeded" in figures.refusal
+
+
+@pytest.mark.slow
+def test_200_consumers_that_do_not_read_disturb_no_other_client(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:
+    check(not_reading(kafka, tmp_path, topic_prefix, 64, load_s=30, hung=200), 64)

@@ -70,7 +70,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "loads the state, when no client is served": (
         "broker/destinations.py Destinations.create_configured", "broker/duplicates.py DuplicateWindows.expire_ms",
         "broker/loading.py Loader._end_deliveries",
-        "broker/loading.py Loader._restore", "broker/loading.py Loader.finish",
+        "broker/loading.py Loader._restore", "broker/loading.py Loader.finish", "broker/wanted.py WantedMessages.left",
     ),
     "ends the broker, which serves nobody any more": (
         "server/effects.py LoopEffects.cancel_spawned", "server/handshakes.py Handshakes.abort_all", "server/node.py Node.close_clients",
@@ -133,7 +133,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "the parts of the account": ("broker/memory.py MemoryAccount.measured",),
     "a list of all connections, and CLOSES_PER_TURN closes in a turn": ("server/actions.py _close",),
     "the queues of the owner's configuration": (
-        "broker/policy_change.py change_policy", "broker/policy_change.py check_policy",
+        "broker/policy_change.py check_policy",
     ),
     "SESSIONS_MAX, once for a log-in at the console": ("server/console_sessions.py ConsoleSessions.open",),
     "the connections until one has the wanted address, once for a request of an administrator": ("server/looks.py _links",),

@@ -6,7 +6,8 @@ each message that stays, even if the message moves between consumers and the que
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 
 from bascule.broker.message import BrokerMessage
@@ -32,6 +33,50 @@ class HeldCopy:
         self.counts: dict[int, int] = {}  # number of failed deliveries, by mid
 
 
+class HeldBlock:
+    """Messages in the order of their mids. A removed message leaves an empty place; ``live`` counts the others.
+
+    Packed mids and a list take 16 bytes for each message. A dict with an integer object for each key would take 68.
+    """
+
+    __slots__ = ("live", "messages", "mids")
+
+    def __init__(self) -> None:
+        self.mids: array[int] = array("Q")  # ascending
+        self.messages: list[BrokerMessage | None] = []
+        self.live = 0
+
+    @classmethod
+    def of(cls, messages: list[BrokerMessage]) -> HeldBlock:
+        """Return a block of messages, whose mids are ascending."""
+        block = cls()
+        block.mids.extend([message.mid for message in messages])
+        block.messages.extend(messages)
+        block.live = len(messages)
+        return block
+
+    def insert(self, mid: int, message: BrokerMessage) -> None:
+        """Add a message at its place."""
+        place = bisect_left(self.mids, mid)
+        if place < len(self.mids) and self.mids[place] == mid:
+            self.live += self.messages[place] is None
+            self.messages[place] = message
+            return
+        self.mids.insert(place, mid)
+        self.messages.insert(place, message)
+        self.live += 1
+
+    def place_of(self, mid: int) -> int:
+        """Return the place of a message, -1 if the block does not have it."""
+        place = bisect_left(self.mids, mid)
+        found = place < len(self.mids) and self.mids[place] == mid and self.messages[place] is not None
+        return place if found else -1
+
+    def after(self, mid: int) -> list[BrokerMessage]:
+        """Return the messages with a higher mid, ascending."""
+        return [message for message in self.messages[bisect_right(self.mids, mid) :] if message is not None]
+
+
 class Held:
     """Messages by mid, in ascending blocks.
 
@@ -41,7 +86,7 @@ class Held:
     __slots__ = ("_blocks", "_firsts", "_tail", "copy", "newest")
 
     def __init__(self) -> None:
-        self._tail: dict[int, BrokerMessage] = {}
+        self._tail = HeldBlock()
         self._blocks = [self._tail]
         self._firsts = [-1]  # no mid of a block is lower than the first of the block
         self.newest = -1  # the highest mid that the queue has ever held
@@ -56,61 +101,81 @@ class Held:
             self._insert(mid, message)
             return
         self.newest, tail = mid, self._tail
-        if len(tail) >= BLOCK_MESSAGES:
-            tail = self._tail = {}
+        if len(tail.messages) >= BLOCK_MESSAGES:
+            tail = self._tail = HeldBlock()
             self._blocks.append(tail)
             self._firsts.append(mid)
-        tail[mid] = message
+        tail.mids.append(mid)
+        tail.messages.append(message)
+        tail.live += 1
 
     def _insert(self, mid: int, message: BrokerMessage) -> None:
         """Add a message to the block of its mid, and split the block if it is too long."""
-        index = bisect_right(self._firsts, mid) - 1
+        index = self._index(mid)
         block = self._blocks[index]
-        block[mid] = message
-        if len(block) <= 2 * BLOCK_MESSAGES:
+        block.insert(mid, message)
+        if len(block.messages) <= 2 * BLOCK_MESSAGES:
             return
-        upper = sorted(block)[len(block) // 2 :]
-        self._blocks.insert(index + 1, {each: block.pop(each) for each in upper})
-        self._firsts.insert(index + 1, upper[0])
+        messages = block.after(-1)
+        half = len(messages) // 2 if len(messages) > BLOCK_MESSAGES else len(messages)  # few messages among empty places stay together
+        self._blocks[index] = HeldBlock.of(messages[:half])
+        if messages[half:]:
+            self._blocks.insert(index + 1, HeldBlock.of(messages[half:]))
+            self._firsts.insert(index + 1, messages[half].mid)
         self._tail = self._blocks[-1]
 
-    def _block(self, mid: int) -> dict[int, BrokerMessage]:
-        return self._blocks[bisect_right(self._firsts, mid) - 1]
+    def _index(self, mid: int) -> int:
+        """Return the index of the block in which a mid lies."""
+        firsts = self._firsts
+        return 0 if len(firsts) == 1 or mid < firsts[1] else bisect_right(firsts, mid) - 1
 
     def remove(self, mid: int) -> None:
         """Remove a message that the queue no longer holds."""
         firsts = self._firsts
         index = 0 if len(firsts) == 1 or mid < firsts[1] else bisect_right(firsts, mid) - 1
         block = self._blocks[index]
-        if block.pop(mid, None) is not None and self.copy is not None and mid <= self.copy.passed_mid:
+        mids, messages = block.mids, block.messages
+        place = bisect_left(mids, mid)  # as HeldBlock.place_of does; a call costs more
+        if place == len(messages) or mids[place] != mid or messages[place] is None:
+            return
+        messages[place] = None
+        block.live -= 1
+        if self.copy is not None and mid <= self.copy.passed_mid:
             self.copy.removed.append(mid)
-        if not block and len(firsts) > 1:
-            del self._blocks[index], firsts[index]
+        if not block.live and (len(firsts) > 1 or len(messages) >= BLOCK_MESSAGES):
+            self._drop(index)
+
+    def _drop(self, index: int) -> None:
+        """Drop a block without messages; the last one becomes empty."""
+        blocks, firsts = self._blocks, self._firsts
+        if len(firsts) > 1:
+            del blocks[index], firsts[index]
             firsts[0] = -1
-            self._tail = self._blocks[-1]
+        else:
+            blocks[0] = HeldBlock()
+        self._tail = blocks[-1]
 
     def emptied(self) -> Iterator[int]:
         """Remove all messages block by block, of a queue that is deleted. Yield their numbers."""
         while self._blocks:
-            block = self._blocks.pop()
-            yield len(block)
+            yield self._blocks.pop().live
 
     def get(self, mid: int) -> BrokerMessage | None:
         """Return the message with a mid, or None."""
-        return self._block(mid).get(mid)
+        block = self._blocks[self._index(mid)]
+        place = block.place_of(mid)
+        return block.messages[place] if place >= 0 else None
 
     def after(self, mid: int) -> list[BrokerMessage]:
         """Return the next messages with a higher mid, ascending. An empty list means that there are none."""
-        for index in range(bisect_right(self._firsts, mid) - 1 if mid >= 0 else 0, len(self._blocks)):
-            found = sorted(each for each in self._blocks[index] if each > mid)
-            if found:
-                block = self._blocks[index]
-                return [block[each] for each in found]
+        for index in range(self._index(mid), len(self._blocks)):
+            if found := self._blocks[index].after(mid):
+                return found
         return []
 
     def __len__(self) -> int:
-        return sum(map(len, self._blocks))
+        return sum([block.live for block in self._blocks])
 
     def __iter__(self) -> Iterator[BrokerMessage]:
         for block in self._blocks:
-            yield from block.values()
+            yield from block.after(-1)

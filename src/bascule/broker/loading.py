@@ -11,12 +11,14 @@ from bascule.broker.engine import Engine
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage, stored_group
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.snapshot import Snapshot
+from bascule.broker.wanted import WantedMessages
 from bascule.journal.branches import Ended, decode_ended
 from bascule.journal.errors import DamagedRecord
 from bascule.journal.fence import Fence
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import (
     INDEX_MAX,
+    MESSAGES_PER_RECORD_MAX,
     Header,
     Kind,
     Op,
@@ -35,6 +37,7 @@ from bascule.journal.records import (
     entries,
     entry,
     mid_of,
+    stored_sends,
 )
 
 
@@ -70,8 +73,7 @@ class Loader:
         self.announced = LoadingViolation.UNANNOUNCED_SNAPSHOTS_COUNT in violations  # only an announced snapshot counts
         self._live: dict[int, dict[int, BrokerMessage]] = {}  # queue id -> mid -> message
         self._counts: dict[int, dict[int, int]] = {}
-        #: Queue ids by mid, of messages older than the snapshot. The messages of one queue share a tuple.
-        self._wanted: dict[int, tuple[int, ...]] = {}
+        self._wanted = WantedMessages(() if snapshot is None else snapshot.stored)
         self._old_fence = Fence(sequence=-1, violations=violations)
         self._sizes: dict[int, int] = {}  # messages of the same size share one integer object
         self._delayed: dict[int, int] = {}  # mid -> when the message may be delivered
@@ -93,7 +95,7 @@ class Loader:
             queue.unused_since_ms = content.get("unused_since_ms", 0)
             queue.reserved_mid = reserved_mid
             self._counts[queue.id].update(counts)
-            self._want(mids, queue.id)
+            self._wanted.add(queue.id, mids)
         snapshot.mids = []  # a million numbers
         for mid in snapshot.stored:
             self._take_stored(mid, stored.get(mid), snapshot)
@@ -103,22 +105,13 @@ class Loader:
         for address, remembered in snapshot.windows.items():
             engine.windows.window(address).restore(remembered)
 
-    def _want(self, mids: list[int], queue_id: int) -> None:
-        """Note that a queue holds the messages with these mids."""
-        wanted, only = self._wanted, (queue_id,)
-        if not wanted:
-            self._wanted = dict.fromkeys(mids, only)
-            return
-        for mid in mids:
-            others = wanted.get(mid)
-            wanted[mid] = only if others is None else (*others, queue_id)
-
     def _take_stored(self, mid: int, value: bytes | None, snapshot: Snapshot) -> None:
         if value is None:
             raise DamagedRecord(f"message {mid} of snapshot {snapshot.id} is not in the store")
         decode_header(value)
         _, start, end = next(entries(value))
-        self._hold(mid, decode_stored(value, start, end), self._wanted.pop(mid, ()))
+        self._hold(mid, decode_stored(value, start, end), self._wanted.stored.pop(mid, ()))
+        self._deliveries.next_position = mid + 1
 
     def _described(self, content: dict[str, Any]) -> BrokerQueue:
         return BrokerQueue.from_journal(content, self.engine.policy.of(content["address"]))
@@ -161,17 +154,28 @@ class Loader:
 
     def _fetch(self, header: Header, value: bytes) -> None:
         """Load the bodies of messages whose mids are in the snapshot."""
-        mid, wanted, hold = mid_of(header.sequence, 0), self._wanted, self._hold
-        for op, start, end in entries(value):
-            if op == Op.SEND:
-                queue_ids = wanted.pop(mid, None)
-                if queue_ids is not None:
-                    hold(mid, decode_stored(value, start, end), queue_ids)
-                    mid += 1
-                elif LoadingViolation.UNWANTED_MESSAGES_NOT_COUNTED not in self._violations:
-                    mid += 1
+        first = mid_of(header.sequence, 0)
+        wanted = self._wanted.take(first, first + MESSAGES_PER_RECORD_MAX)
+        if not wanted:
+            return
+        found = stored_sends(value, first, wanted)
+        if LoadingViolation.UNWANTED_MESSAGES_NOT_COUNTED in self._violations:
+            found = list(zip(range(first, first + len(found)), (stored for _, stored in found), strict=True))
+        held = [self._message(mid, stored, queue_ids) for mid, stored in found if (queue_ids := wanted.pop(mid, None)) is not None]
+        if held := [message for message in held if message.references]:
+            self._bodies.hold_loaded(held)
+        if found:
+            self._deliveries.next_position = found[-1][0] + 1
+        self._wanted.missing.extend(wanted)
 
     def _hold(self, mid: int, stored: StoredSend, queue_ids: tuple[int, ...]) -> None:
+        """Hold a message, and count it."""
+        message = self._message(mid, stored, queue_ids)
+        if message.references:
+            self._bodies.hold(message, loading=True)
+
+    def _message(self, mid: int, stored: StoredSend, queue_ids: tuple[int, ...]) -> BrokerMessage:
+        """Return a message that is live in its queues, if these exist."""
         flags, priority, expiry_ms, delivery_time_ms, body = stored
         group = stored_group(flags, body) if flags & SendFlag.GROUPED else None
         message = BrokerMessage(body, priority if priority < PRIORITY_MAX else PRIORITY_MAX, expiry_ms, group)
@@ -181,20 +185,19 @@ class Loader:
             self._delayed[mid] = delivery_time_ms
         # Messages arrive here in the order of their mids. A number of its own would take 32 bytes for each message.
         message.position = mid
-        self._deliveries.next_position = mid + 1
         for queue_id in queue_ids:
             live = self._live.get(queue_id)
             if live is not None:
                 live[mid] = message
                 message.references += 1
-        if message.references:
-            self._bodies.hold(message, loading=True)
+        return message
 
     def _send(self, mid: int, send: Send) -> None:
         if send.duplicate_ids:
             self.engine.windows.window(send.address).admit(send.duplicate_ids, send.timestamp_ms)
         if not send.flags & SendFlag.PIPELINES_ONLY:
             self._hold(mid, (send.flags, send.priority, send.expiry_ms, send.delivery_time_ms, send.body), send.queues)
+            self._deliveries.next_position = mid + 1
 
     def _apply(self, op: int, value: bytes, start: int, end: int) -> None:
         engine = self.engine
@@ -267,8 +270,7 @@ class Loader:
 
     def finish(self) -> None:
         """Fill the queues after all records up to the epoch's start are applied. Raises DamagedRecord if message bodies are missing."""
-        if self._wanted:
-            missing = sorted(self._wanted)
+        if missing := self._wanted.left():
             name = self.snapshot and self.snapshot.id
             raise DamagedRecord(f"{len(missing)} messages of snapshot {name} are not in the journal: {missing[:3]}…")
         engine = self.engine

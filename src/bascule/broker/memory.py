@@ -56,7 +56,7 @@ BLOCK_AT: Final = 0.8
 FREE_AT: Final = 0.75
 #: Share of the limit that one part may use, so that no single part keeps producers blocked.
 BODIES_SHARE: Final = 0.25
-LOADED_BODIES_SHARE: Final = 0.0625  # of bodies that a starting broker loads; the first messages are delivered first
+LOADED_BODIES_SHARE: Final = 0.015625  # of bodies that a starting broker loads; the first messages are delivered first
 TRANSACTIONS_SHARE: Final = 0.25
 BRANCHES_SHARE: Final = 0.25
 SELECTORS_SHARE: Final = 0.125

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -17,6 +18,8 @@ DEFAULT_PRIORITY: Final = 4
 PRIORITY_MAX: Final = 9
 #: Bytes of a stored body that are read in one step.
 STORED_BYTES_PER_STEP: Final = 1_000
+#: The bodies of a record are stored together if they have less than this: a usual record has at most 256 KiB.
+STORED_TOGETHER_BYTES: Final = 1 << 20
 
 
 def stored_group(flags: int, body: bytes) -> str | None:
@@ -43,6 +46,12 @@ class BodyStore(Protocol):
         """Store ``body``; return a handle, 0 or more. Raises OSError, and stores nothing, if there is no room.
 
         If the store moves the body, it gives ``owner`` another handle.
+        """
+
+    def put_all(self, bodies: Sequence[bytes], owners: Sequence[BodyOwner]) -> int:
+        """Store small bodies together; return the handle of the first one, which the handles of the others follow.
+
+        Raises OSError, and stores nothing, if there is no room.
         """
 
     def get(self, handle: int, size_bytes: int) -> bytes:
@@ -121,6 +130,27 @@ class Bodies:
                 self.stored_bytes += size
                 return
         account.bodies_bytes += size
+
+    def hold_loaded(self, messages: list[BrokerMessage]) -> None:
+        """Count messages that a load has found in one record, as ``hold`` does with ``loading``. Bodies are stored together if possible."""
+        account, store = self.account, self.store
+        size_bytes = sum([message.size_bytes for message in messages])
+        fits = account.bodies_bytes + size_bytes <= account.loaded_bodies_max_bytes and not account.blocked
+        if store is None or fits or size_bytes >= STORED_TOGETHER_BYTES:
+            for message in messages:
+                self.hold(message, loading=True)
+            return
+        account.messages += len(messages)
+        account.entries += sum([message.references for message in messages])
+        try:
+            handle = store.put_all([message.body for message in messages if message.body is not None], messages)
+        except OSError:
+            account.bodies_bytes += size_bytes  # the bodies stay, as in ``hold``
+            return
+        for message in messages:
+            message.handle, message.body = handle, None
+            handle += 1
+        self.stored_bytes += size_bytes
 
     def read(self, message: BrokerMessage) -> bytes:
         """Return the bytes of a message from memory or the store. Raises BodyUnavailable."""

@@ -106,6 +106,10 @@ class Policy:
         """Return the overrides of the rules that match an address, the more specific ones later."""
         return (self._ordered_rules[index][1] for index in self._index.matching(address))
 
+    def make_index(self) -> None:
+        """Make the index of the rules now. Otherwise the first address needs it, in a turn of the event loop."""
+        _ = self._index
+
     @cached_property
     def _ordered_rules(self) -> list[Rule]:
         return sorted(self.rules, key=lambda rule: specificity(rule[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from bascule.broker.errors import ResourceLimit
@@ -13,9 +14,10 @@ from bascule.broker.turns import Work
 if TYPE_CHECKING:
     from bascule.broker.engine import Engine
 
-#: Steps to compare the settings of a queue or window, and to change those of a queue.
-LOOK_STEPS: Final = 2
-CHANGE_STEPS: Final = 20
+#: Steps to find the settings of a queue or window among thousands of rules, to change those of a queue, and to create one.
+LOOK_STEPS: Final = 50
+CHANGE_STEPS: Final = 100
+CREATE_STEPS: Final = 200
 
 
 def check_policy(engine: Engine, policy: Policy) -> None:
@@ -28,23 +30,33 @@ def check_policy(engine: Engine, policy: Policy) -> None:
         )
 
 
-def change_policy(engine: Engine, policy: Policy) -> dict[str, ResourceLimit]:
+def change_policy(engine: Engine, policy: Policy, refused: Callable[[str, ResourceLimit], None] = lambda _name, _error: None) -> None:
     """Use other settings of the owner, for all queues that exist. The queues follow in this turn and the next ones.
 
     A message keeps the expiry that it got on its arrival. A queue that begins to drop non-persistent messages drops only those that arrive
-    from then on. Call ``check_policy`` before. Return the queues of the policy that could not be created: a client has been faster.
+    from then on. Call ``check_policy`` before. ``refused`` is called for a queue of the policy that cannot be created: a client has been
+    faster.
     """
     engine.destinations.policy = engine.sending.policy = engine.intake.policy = policy
     engine.local_transactions.ms_max = policy.transaction_ms_max
     engine.addresses.use_policy(policy)
-    refused: dict[str, ResourceLimit] = {}
+    engine.turns.begin(_created(engine, policy, refused))
+    engine.turns.begin(_followed(engine))
+
+
+def _created(engine: Engine, policy: Policy, refused: Callable[[str, ResourceLimit], None]) -> Work:
+    """Create the queues of a policy, unless it is replaced meanwhile. Yields steps."""
     for name in policy.queues:
+        if engine.policy is not policy:
+            return
+        if name in engine.addresses.anycast:
+            yield 1
+            continue
         try:
             engine.queue(name)
         except ResourceLimit as error:
-            refused[name] = error
-    engine.turns.begin(_followed(engine))
-    return refused
+            refused(name, error)
+        yield CREATE_STEPS
 
 
 def _followed(engine: Engine) -> Work:

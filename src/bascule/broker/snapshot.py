@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,7 +39,7 @@ class Snapshot:
     offsets: OffsetMap
     queues: list[dict[str, Any]]
     ingress: dict[int, int]
-    mids: list[list[int]] = field(default_factory=list)  # by queue, ascending
+    mids: list[Sequence[int]] = field(default_factory=list)  # by queue, ascending
     counts: list[list[tuple[int, int]]] = field(default_factory=list)  # by queue: (mid, count)
     windows: dict[str, RememberedIds] = field(default_factory=dict)
     stored: list[int] = field(default_factory=list)  # ascending mids of messages in the store; all others are higher
@@ -100,7 +102,16 @@ def encode(snapshot: Snapshot) -> EncodedSnapshot:
     return EncodedSnapshot(b"".join(parts), [segment for window in snapshot.windows.values() for segment in window.segments])
 
 
-def _packed(numbers: list[int]) -> Iterator[bytes]:
+def _unpacked(data: bytes) -> array[int]:
+    """Return packed numbers, a million of which take 40 MB less than in a list. Raises ValueError if the last one is cut."""
+    numbers = array("Q")
+    numbers.frombytes(data)
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
+
+
+def _packed(numbers: Sequence[int]) -> Iterator[bytes]:
     """Pack numbers in parts, since one call for a million numbers would take too long."""
     for start in range(0, len(numbers), PACKED_NUMBERS):
         part = numbers[start : start + PACKED_NUMBERS]
@@ -132,7 +143,7 @@ def decode(data: bytes) -> Snapshot:
             ingress_topic_id=head.get("ingress_topic_id", ""), plain_until_ms=head.get("plain_until_ms", -1),
         )  # fmt: skip
         for mid_count, count_count in zip(head["mids"], head["counts"], strict=True):
-            snapshot.mids.append(list(struct.unpack_from(f">{mid_count}Q", data, position)))
+            snapshot.mids.append(_unpacked(data[position : position + 8 * mid_count]))
             position += 8 * mid_count
             numbers = struct.unpack_from(f">{2 * count_count}Q", data, position)
             snapshot.counts.append(list(zip(numbers[::2], numbers[1::2], strict=True)))

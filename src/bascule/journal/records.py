@@ -18,7 +18,7 @@ import enum
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from bascule.core.errors import InvalidInput
@@ -336,6 +336,38 @@ def decode_stored(value: bytes, start: int, end: int) -> StoredSend:
     if position > end:
         raise DamagedRecord(f"send entry at byte {start} extends beyond its end")
     return flags, priority, expiry_ms, delivery_time_ms, value[position:end]
+
+
+def stored_sends(value: bytes, first: int, wanted: Container[int]) -> list[tuple[int, StoredSend]]:
+    """Return the wanted messages of a record's value by mid, as :func:`decode_stored` does. ``first`` is the mid of its first message.
+
+    Raises DamagedRecord. This is one loop, because a broker that starts may load a million messages.
+    """
+    found: list[tuple[int, StoredSend]] = []
+    position, size, mid = HEADER_SIZE, len(value), first
+    unpack, send_head = _SEND_ENTRY.unpack_from, _SEND_ENTRY.size
+    while position + send_head <= size:
+        op, length, flags, _, priority, _, expiry_ms, delivery_time_ms, address_size, queue_count = unpack(value, position)
+        end = position + _ENTRY.size + length
+        if op != Op.SEND or end > size or flags & _RARE_PARTS:
+            break
+        if mid in wanted:
+            start = position + send_head + address_size + 4 * queue_count
+            if flags & SendFlag.DUPLICATE_ID:
+                start += DIGEST_SIZE
+            if flags & SendFlag.SECOND_DUPLICATE_ID:
+                start += DIGEST_SIZE
+            if start > end:
+                break
+            found.append((mid, (flags, priority, expiry_ms, delivery_time_ms, value[start:end])))
+        mid += 1
+        position = end
+    for op, start, end in entries(value, position):  # from the first unusual entry on
+        if op == Op.SEND:
+            if mid in wanted:
+                found.append((mid, decode_stored(value, start, end)))
+            mid += 1
+    return found
 
 
 def ack_entry(queue: int, mids: list[int]) -> bytes:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
@@ -54,16 +54,17 @@ from bascule.server.brokers import BrokerPages
 from bascule.server.console import Console
 from bascule.server.console_sessions import ConsoleSessions
 from bascule.server.descriptors import RESERVED
-from bascule.server.exposition import METRICS_TYPE, PiecesAnswer, exposition
+from bascule.server.exposition import METRICS_TYPE, exposition
 from bascule.server.handshakes import Handshakes, TlsContext, no_tls
-from bascule.server.in_turns import beside
+from bascule.server.json_pieces import JSON_TYPE, LongList, json_pieces
 from bascule.server.listener import Listener, bind
 from bascule.server.listing import number_of
 from bascule.server.openapi import DOCUMENT_PATH, ApiDocument
+from bascule.server.pieces_answer import PiecesAnswer, made_beside
 from bascule.server.pipelines import PipelinePages
 from bascule.server.reload_pages import ReloadPages
 from bascule.server.sending_messages import without_content
-from bascule.server.status import BrokerRole, BrokerStatus, ConnectionStatus, QueueDetail, SubscriptionStatus
+from bascule.server.status import BrokerRole, BrokerStatus
 from bascule.server.status_metrics import StatusCollector
 
 #: Longest wait for HTTP connections when the broker stops.
@@ -71,16 +72,12 @@ STOP_TIMEOUT_S = 1
 #: Maximum number of dead letters in one answer, since each is read and decoded on the thread of the event loop.
 DEAD_LETTERS_MAX = 1_000
 DEAD_LETTERS = 100
-#: Pages about all queues, consumers or connections that are made at once: a page about 32,000 queues with long names takes hundreds of
-#: megabytes while it is made.
+#: Pages that describe all queues or connections before they are sent, made at once: the metrics, and a part of a sorted list.
 PAGES_AT_ONCE = 1
-#: Answers in pieces that are sent at once, each with the figures of all queues.
+#: Answers in pieces that are sent at once, each with the figures or a list of all queues.
 STREAMS_AT_ONCE = 4
 #: Longest wait, in seconds, for one of these answers to end: the default timeout of Prometheus.
 STREAM_WAIT_S = 10.0
-
-#: As starlette's JSONResponse.
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 log = get_log(__name__)
 
@@ -97,14 +94,20 @@ class AdministeredBroker(Protocol):
     async def status(self) -> BrokerStatus:
         """Return the current status."""
 
-    async def queue(self, name: str) -> QueueDetail:
-        """Return one queue. Raises UnknownAddress, Unavailable."""
+    async def status_page(self) -> Mapping[str, Any]:
+        """Return the current status for an answer: its lists may be instances of LongList."""
 
-    async def subscriptions(self) -> Sequence[SubscriptionStatus]:
-        """Return the subscriptions of topics."""
+    async def queues(self) -> LongList[Any] | Sequence[Any]:
+        """Return the queues."""
 
-    async def clients(self) -> Sequence[ConnectionStatus]:
-        """Return the client connections."""
+    async def queue(self, name: str) -> Mapping[str, Any]:
+        """Return one queue in detail: see QueueDetail. Raises UnknownAddress, Unavailable."""
+
+    async def subscriptions(self) -> LongList[Any] | Sequence[Any]:
+        """Return the subscriptions of topics: see SubscriptionStatus."""
+
+    async def clients(self) -> LongList[Any] | Sequence[Any]:
+        """Return the client connections: see ConnectionStatus."""
 
     async def dead_letters(self, queue: str, count: int) -> Sequence[Mapping[str, Any]]:
         """Return the first ``count`` messages of a queue; the name "" is the configured queue. Raises UnknownAddress, Unavailable."""
@@ -159,20 +162,34 @@ class _Pages:
         try:
             async with self._turn:
                 status = StatusCollector(await self._broker.status())
-                metrics = chain(status.slices(), chain.from_iterable(each.collect() for each in self._collectors))
-                pieces = exposition(metrics)
-                first = await beside(partial(next, pieces))  # an error of all figures is answered
+            metrics = chain(status.slices(), chain.from_iterable(each.collect() for each in self._collectors))
+            pieces = made_beside(exposition(metrics), self._turn)
+            first = await anext(pieces)  # an error of all figures is answered
         except BaseException:
             self._streams.release()
             raise
-        failed = partial(self._broker.contain, path=METRICS_PATH)
-        return PiecesAnswer(chain((first,), pieces), self._turn, METRICS_TYPE, done=self._streams.release, failed=failed)
+        return self._in_pieces(first, pieces, METRICS_TYPE, METRICS_PATH)
+
+    def _in_pieces(self, first: bytes, pieces: AsyncGenerator[bytes, None], media_type: str, path: str) -> Response:
+        """Return an answer that has one of the places for answers in pieces."""
+        failed = partial(self._broker.contain, path=path)
+        return PiecesAnswer(first, pieces, media_type, done=self._streams.release, failed=failed)
+
+    async def _json(self, request: Request, content: object) -> Response:
+        """Answer with JSON: at once if it is short, otherwise in pieces."""
+        pieces = json_pieces(content)
+        first = await anext(pieces)
+        second = await anext(pieces, b"")
+        if not second:
+            return Response(first, media_type=JSON_TYPE)
+        await self._streams.acquire()
+        return self._in_pieces(first + second, pieces, JSON_TYPE, request.scope["path"])
 
     async def look(self, request: Request) -> Response:
         """Answer one of LOOKS."""
         async with self._turn:
-            text = await beside(partial(_json, await LOOKS[request.scope["path"]](self, request)))
-        return Response(text, media_type="application/json")
+            content = await LOOKS[request.scope["path"]](self, request)
+        return await self._json(request, content)
 
     async def look_further(self, request: Request) -> Response:
         """Answer one of looks.LOOKS."""
@@ -189,10 +206,9 @@ class _Pages:
                 content = await _while_wanted(request, self._broker.look(name, parameters))
             else:
                 content = await self._broker.look(name, parameters)
-            if isinstance(content, bytes):
-                return Response(content, headers={"content-type": "application/octet-stream", "content-disposition": "attachment"})
-            text = await beside(partial(_json, content))
-        return Response(text, media_type="application/json")
+        if isinstance(content, bytes):
+            return Response(content, headers={"content-type": "application/octet-stream", "content-disposition": "attachment"})
+        return await self._json(request, content)
 
     async def act(self, request: Request) -> Response:
         """Run one of ACTIONS."""
@@ -208,12 +224,12 @@ class _Pages:
         return JSONResponse(answer)
 
     async def _status(self, _request: Request) -> object:
-        return await self._broker.status()
+        return await self._broker.status_page()
 
     async def _queues(self, request: Request) -> object:
         name = request.query_params.get("name")
         if name is None:
-            return (await self._broker.status())["queues"]
+            return await self._broker.queues()
         return await self._broker.queue(name)
 
     async def _subscriptions(self, _request: Request) -> object:
@@ -246,11 +262,6 @@ async def _while_wanted(request: Request, answer: Coroutine[Any, Any, object]) -
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect" and not request.scope["state"].get(PEER_ENDED):
         pass
-
-
-def _json(content: object) -> bytes:
-    """Encode piece by piece: ``json.dumps`` would hold the interpreter, and with it the event loop, until the whole text is made."""
-    return "".join(_ENCODER.iterencode(content)).encode()
 
 
 LOOKS: dict[str, Callable[[_Pages, Request], Awaitable[object]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from bascule.broker.administration import dead_letter
@@ -17,13 +18,11 @@ from bascule.core.errors import Unavailable
 from bascule.server.actions import act, queue_named
 from bascule.server.admin_access import Principal
 from bascule.server.in_turns import in_turns
+from bascule.server.json_pieces import LongList
 from bascule.server.looks import LOOKS
 from bascule.server.status import (
     BrokerRole,
     BrokerStatus,
-    ConnectionStatus,
-    QueueDetail,
-    SubscriptionStatus,
     branch_status,
     connection_status,
     consumer_status,
@@ -31,13 +30,16 @@ from bascule.server.status import (
     queue_status,
     status_of,
     subscription_status,
+    user_status,
 )
 
 if TYPE_CHECKING:
+    from bascule.broker.queue import BrokerQueue
+    from bascule.server.connection import ClientConnection
     from bascule.server.node import Node
 
-#: Connections that one turn of the event loop describes; each may have thousands of links.
-CONNECTIONS_PER_TURN: Final = 5
+#: Cost of describing a connection, as a multiple of that of a queue: it may have thousands of links.
+CONNECTION_COST: Final = 100
 #: Dead letters that one turn of the event loop describes; their bodies are read.
 MESSAGES_PER_TURN: Final = 50
 
@@ -59,26 +61,38 @@ class Administrator:
 
     async def status(self) -> BrokerStatus:
         """Return the current status of the broker."""
-        engine = self._node.loaded_engine
-        if engine is None:
-            return status_of(self._node, [], [])
-        queues = await in_turns(queue_status, engine.addresses.queues.values())
-        branches = await in_turns(branch_status, listed(engine))
-        return status_of(self._node, queues, branches)
+        node, engine = self._node, self._node.loaded_engine
+        queues = [] if engine is None else await in_turns(queue_status, engine.addresses.queues.values())
+        branches = [] if engine is None else await in_turns(branch_status, listed(engine))
+        return status_of(node, queues, branches, await in_turns(partial(user_status, engine), node.usage.users.values()))
 
-    async def queue(self, name: str) -> QueueDetail:
+    async def status_page(self) -> dict[str, Any]:
+        """Return the current status of the broker for an answer, which describes the lists."""
+        node, engine = self._node, self._node.loaded_engine
+        return {
+            **status_of(node, [], [], []), "queues": await self.queues(),
+            "branches": LongList(branch_status, () if engine is None else listed(engine)),
+            "users": LongList(partial(user_status, engine), node.usage.users.values()),
+        }  # fmt: skip
+
+    async def queues(self) -> LongList[BrokerQueue]:
+        """Return the queues."""
+        engine = self._node.loaded_engine
+        return LongList(queue_status, () if engine is None else engine.addresses.queues.values())
+
+    async def queue(self, name: str) -> dict[str, Any]:
         """Return one queue. Raises UnknownAddress, Unavailable."""
         queue = queue_named(self._engine(), name)
-        return queue_detail(queue, await in_turns(consumer_status, queue.consumers))
+        return {**queue_detail(queue), "consumer_list": LongList(consumer_status, queue.consumers)}
 
-    async def subscriptions(self) -> list[SubscriptionStatus]:
+    async def subscriptions(self) -> LongList[BrokerQueue]:
         """Return the subscriptions of topics."""
         engine = self._node.loaded_engine
-        return [] if engine is None else await in_turns(subscription_status, engine.addresses.subscriptions.values())
+        return LongList(subscription_status, () if engine is None else engine.addresses.subscriptions.values())
 
-    async def clients(self) -> list[ConnectionStatus]:
+    async def clients(self) -> LongList[ClientConnection]:
         """Return the client connections."""
-        return await in_turns(connection_status, self._node.connections, CONNECTIONS_PER_TURN)
+        return LongList(connection_status, self._node.connections, CONNECTION_COST)
 
     async def dead_letters(self, queue: str, count: int) -> list[dict[str, Any]]:
         """Return the first ``count`` messages of a queue, "" for the configured queue. Raises UnknownAddress, Unavailable.

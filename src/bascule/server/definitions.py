@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import bascule
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.subscription_names import owner_of
 from bascule.core.destination import Routing
-from bascule.server.answers import DefinitionsAnswer, HeldQueue, HeldSubscription
+from bascule.server.answers import HeldQueue, HeldSubscription
 from bascule.server.in_turns import in_turns
+from bascule.server.json_pieces import LongList
 from bascule.server.listing import check_known
 
 if TYPE_CHECKING:
@@ -21,25 +22,26 @@ FORMAT: Final = "bascule-definitions"
 VERSION: Final = 1
 
 
-async def definitions(node: Node, parameters: Mapping[str, str]) -> DefinitionsAnswer:
-    """Return the durable queues and subscriptions. Those that end with a client are left out."""
+async def definitions(node: Node, parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the durable queues and subscriptions: see DefinitionsAnswer. Those that end with a client are left out."""
     check_known(parameters, ())
-    queues: list[HeldQueue] = []
-    subscriptions: list[HeldSubscription] = []
+    queues: list[BrokerQueue] = []
+    subscriptions: list[BrokerQueue] = []
 
     def add(queue: BrokerQueue) -> None:
-        if not queue.durable:
-            return
-        if queue.routing is Routing.ANYCAST:
-            queues.append(HeldQueue(name=queue.name, auto_created=queue.auto_created, user=queue.user))
-        else:
-            subscriptions.append(_subscription(queue))
+        if queue.durable:
+            (queues if queue.routing is Routing.ANYCAST else subscriptions).append(queue)
 
     engine = node.loaded_engine
     await in_turns(add, () if engine is None else engine.addresses.queues.values())
-    return DefinitionsAnswer(
-        format=FORMAT, version=VERSION, broker=bascule.__version__, queues=queues, subscriptions=subscriptions,
-    )  # fmt: skip
+    return {
+        "format": FORMAT, "version": VERSION, "broker": bascule.__version__,
+        "queues": LongList(_queue, queues), "subscriptions": LongList(_subscription, subscriptions),
+    }  # fmt: skip
+
+
+def _queue(queue: BrokerQueue) -> HeldQueue:
+    return HeldQueue(name=queue.name, auto_created=queue.auto_created, user=queue.user)
 
 
 def _subscription(queue: BrokerQueue) -> HeldSubscription:

@@ -20,6 +20,7 @@ from bascule.server.actions import queue_named
 from bascule.server.admin_access import AdminRole
 from bascule.server.definitions import definitions
 from bascule.server.in_turns import ENTRIES_PER_TURN, beside, in_turns
+from bascule.server.json_pieces import LongList
 from bascule.server.links import ConsumerLink, ProducerLink
 from bascule.server.listing import ListColumns, PartRequest, check_known, part_of
 from bascule.server.message_life import message_life
@@ -33,12 +34,15 @@ from bascule.server.status import (
 
 if TYPE_CHECKING:
     from bascule.broker.queue import BrokerQueue
+    from bascule.config.permission import PermissionRule
     from bascule.server.node import Node
 
 T = TypeVar("T")
 Parameters = Mapping[str, str]
 #: Connections that one turn of the event loop describes; each may have thousands of links.
 CONNECTIONS_PER_TURN: Final = 5
+#: Cost of describing a rule of the settings, as a multiple of that of a queue.
+RULE_COST: Final = 5
 #: Links of a connection that an answer describes.
 LINKS_SHOWN_MAX: Final = 1_000
 
@@ -177,12 +181,10 @@ async def overview(node: Node, parameters: Parameters) -> object:
         sums["delayed"] += len(queue.delayed)
         sums["consumers"] += len(queue.consumers)
 
-    queues = len(await in_turns(add, _all_queues(node)))
-    status: dict[str, Any] = dict(status_of(node, [], []))
+    await in_turns(add, _all_queues(node))
+    status: dict[str, Any] = dict(status_of(node, [], [], []))
     for name in ("queues", "branches", "users"):
         del status[name]
-    if "queues" in status["gauges"]:
-        status["gauges"] = {**status["gauges"], "queues": queues}
     dead_letters = _depth(node.loaded_engine, node.settings.broker.dead_letter_address)
     return {
         **status, "sums": sums, "sends": _sends(node.send_times),
@@ -209,8 +211,11 @@ async def _settings(node: Node, parameters: Parameters) -> object:
 async def _permissions(node: Node, parameters: Parameters) -> object:
     """Return the rules, and the decision for a user, a permission and an address if they are given."""
     check_known(parameters, ("user", "permission", "address"))
-    rules = [{"match": rule.match, "roles": _roles(rule)} for rule in node.settings.permission]
-    answer = {"rules": rules, "permissions": [str(each) for each in Permission], "decision": None}
+    answer = {
+        "rules": LongList(_rule, node.settings.permission, RULE_COST),
+        "permissions": [str(each) for each in Permission],
+        "decision": None,
+    }
     if not parameters:
         return answer
     user, word, address = (parameters.get(name, "") for name in ("user", "permission", "address"))
@@ -221,8 +226,9 @@ async def _permissions(node: Node, parameters: Parameters) -> object:
     return {**answer, "decision": node.permissions.now.decide(user, Permission(word), address)._asdict()}
 
 
-def _roles(rule: Any) -> dict[str, Any]:
-    return {name: value for name, value in rule.model_dump(by_alias=True).items() if name != "match" and value}
+def _rule(rule: PermissionRule) -> dict[str, Any]:
+    roles = {name: value for name, value in rule.model_dump(by_alias=True).items() if name != "match" and value}
+    return {"match": rule.match, "roles": roles}
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ from bascule.server.logins import LoginChecks, sasl_mechanisms
 from bascule.server.memory import MemoryWatch, PeerCaches, partial_budget
 from bascule.server.pieces import DELIVERIES_PER_PIECE, FRAMES_PER_PIECE_BYTES, INPUT_STEPS_PER_PIECE
 from bascule.server.policies import diverts_of, permissions_of, policy_of, user_limits_of
-from bascule.server.reload import NextSettings, ReloadSource, SettingsReload, end_token_logins, end_without_permission
+from bascule.server.reload import NextSettings, ReloadSource, SettingsReload, end_token_logins, end_without_permission, report_refused_queue
 from bascule.server.spill import SpillFiles
 from bascule.server.status import BrokerRole, sum_of
 from bascule.server.tls_watch import TlsWatch
@@ -262,7 +262,7 @@ class Node:
         self.client_turns.in_slices(end_connections(self.connections, ended), self.dispatch)
         self._watch_users(before.broker.users_file)
         if self.settings.permission != before.permission:
-            self.permissions.now = permissions_of(self.settings, self.users.roles)
+            self.permissions.now = following.permissions
             self.client_turns.in_slices(end_without_permission(self.connections, self.permissions), self.dispatch)
         following.read_keys_again()
         if (tokens := self.tokens) is not following.tokens:
@@ -279,8 +279,7 @@ class Node:
         if (engine := self.loaded_engine) is not None:
             engine.memory.limit(int(self.settings.broker.memory_bytes))
             if engine.policy is not self._policy:
-                for name, error in change_policy(engine, self._policy).items():
-                    log.error("queue of the settings not created", queue=name, reason=str(error))
+                change_policy(engine, self._policy, report_refused_queue)
 
     def _users_changed(self, ended: Mapping[str, EndedLogins]) -> None:
         self.audit.record("users/read", str(self.settings.broker.users_file), who="", peer="", ended=len(ended))

@@ -9,18 +9,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
+from bascule.broker.errors import ResourceLimit
 from bascule.broker.policy_change import check_policy
 from bascule.config import Configuration, Settings
 from bascule.config.reloading import ReloadPlan, SettingsComparison, plan_reload, report
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.core.log import get_log
-from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Permissions, Unauthorized
+from bascule.core.permissions import MANAGEMENT_ADDRESS, AllowAll, Permission, Permissions, Unauthorized
 from bascule.server.admin_access import AdminAccess
 from bascule.server.admin_logins import admin_access
 from bascule.server.audit import check_audit_file
 from bascule.server.key_source import KeySource, key_source
 from bascule.server.links import BrowserLink, ConsumerLink, ProducerLink
-from bascule.server.policies import policy_of
+from bascule.server.policies import permissions_of, policy_of
 from bascule.server.tls_watch import LoadedTls
 from bascule.server.tokens import TokenLogins
 from bascule.server.user_directory import NextUsers
@@ -30,6 +31,8 @@ from bascule.threads.hangup import hangup_reloads, take_held
 if TYPE_CHECKING:
     from bascule.broker.policy import Policy
     from bascule.config.oidc import Oidc
+    from bascule.core.access import AccessRules
+    from bascule.core.roles import UserRoles
     from bascule.server.connection import ClientConnection
     from bascule.server.node import Node
 
@@ -48,6 +51,20 @@ class ReloadSource(NamedTuple):
     load: Callable[[], Configuration]
 
 
+class OwnersRules(NamedTuple):
+    """The rules of the settings with their indexes, which take half a second for 5,000 rules of each kind: made in another thread."""
+
+    policy: Policy
+    permissions: AllowAll | AccessRules
+
+    @classmethod
+    def of(cls, settings: Settings, roles: UserRoles) -> OwnersRules:
+        """Return the rules that the settings describe. ``roles`` may change at any time."""
+        policy = policy_of(settings, roles)
+        policy.make_index()
+        return cls(policy, permissions_of(settings, roles))
+
+
 class NextSettings(NamedTuple):
     """Settings that are checked, with what was made of them and could have failed."""
 
@@ -55,6 +72,7 @@ class NextSettings(NamedTuple):
     broker_tls: LoadedTls
     admin_tls: LoadedTls
     policy: Policy
+    permissions: AllowAll | AccessRules
     tokens: TokenLogins | None
     key_source: KeySource | None  # of these tokens, if they are as before; its files may have changed
     access: AdminAccess | None  # None: as before
@@ -123,7 +141,8 @@ class SettingsReload:
                 planned = await self._beside(partial(plan_reload, self._running, given))
                 settings = planned.configuration.settings
                 users = await self._beside(partial(NextUsers.read, settings))
-                following = prepare(self._node, settings)
+                rules = await self._beside(partial(OwnersRules.of, settings, self._node.users.roles))
+                following = prepare(self._node, settings, rules)
             except BasculeError as error:
                 log.error("settings not reloaded, the settings before stay", by=why, reason=str(error))
                 raise
@@ -148,12 +167,11 @@ class SettingsReload:
         return await asyncio.wrap_future(in_background(work, "reload"))
 
 
-def prepare(node: Node, settings: Settings) -> NextSettings:
+def prepare(node: Node, settings: Settings, rules: OwnersRules) -> NextSettings:
     """Make everything of new settings that can fail. Raises BasculeError; nothing has changed then."""
     before, broker = node.settings, settings.broker
-    policy = policy_of(settings, node.users.roles)
     if node.loaded_engine is not None:
-        check_policy(node.loaded_engine, policy)
+        check_policy(node.loaded_engine, rules.policy)
     broker_tls, admin_tls = LoadedTls.of_broker(broker.tls), LoadedTls.of_admin(settings.admin.tls)
     check_audit_file(settings.audit)
     tokens, source = node.tokens, None
@@ -167,7 +185,12 @@ def prepare(node: Node, settings: Settings) -> NextSettings:
             access = admin_access(settings, node.users, node.logins, node.audit, node.admin.access)
     except OSError as error:
         raise InvalidInput(f"{error.filename}: {error.strerror}; embedded.data_dir must be a directory that the broker can use") from error
-    return NextSettings(settings, broker_tls, admin_tls, policy, tokens, source, access)
+    return NextSettings(settings, broker_tls, admin_tls, rules.policy, rules.permissions, tokens, source, access)
+
+
+def report_refused_queue(name: str, error: ResourceLimit) -> None:
+    """Log that a queue of reloaded settings cannot be created."""
+    log.error("queue of the settings not created", queue=name, reason=str(error))
 
 
 def _admits_differently(before: Settings, after: Settings) -> bool:

@@ -6,7 +6,8 @@ import errno
 import os
 import shutil
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -132,6 +133,23 @@ class SpillFiles:
             self._unwritten += body
         else:
             self._put_large(handle, body)
+        return handle
+
+    def put_all(self, bodies: Sequence[bytes], owners: Sequence[BodyOwner]) -> int:
+        """Store bodies that have less than LARGE_BYTES together: a starting broker may store a million of them.
+
+        Return the handle of the first one, which the handles of the others follow. Raises OSError, and stores nothing, if there is no room.
+        """
+        content = b"".join(bodies)
+        segment = self._room_or_report(len(content))
+        handle = self._last_number << _NUMBER_BITS | len(segment.owners)
+        segment.starts.extend(accumulate(map(len, bodies[:-1]), initial=segment.end))
+        segment.owners.extend(owners)
+        segment.end += len(content)
+        segment.live += len(bodies)
+        segment.live_bytes += len(content)
+        self.used_bytes += len(content)
+        self._unwritten += content
         return handle
 
     def _put_large(self, handle: int, body: bytes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import bascule
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from bascule.server.connection import ClientConnection
     from bascule.server.node import Node
     from bascule.server.spill import SpillFiles
+    from bascule.server.usage import UserUsage
 
 #: Field of the engine's counters -> name of the metric.
 COUNTERS = {
@@ -208,10 +208,10 @@ class BrokerStatus(TypedDict):
     counters: dict[str, float]
 
 
-def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus]) -> BrokerStatus:
+def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus], users: list[UserStatus]) -> BrokerStatus:
     """Return the status of the broker.
 
-    The caller describes queues and branches over several turns of the event loop, since they may be many.
+    The caller describes queues, branches and users over several turns of the event loop, since they may be many.
     """
     engine = node.loaded_engine
     gauges: dict[str, float] = {
@@ -225,7 +225,8 @@ def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus
         journaling, bodies = engine.journaling, engine.bodies
         memory = memory_status(engine, node.spill)
         gauges |= {
-            "queues": len(queues), "transactions_open": len(engine.transactions), "branches_prepared": len(engine.branches.prepared),
+            "queues": len(engine.addresses.queues), "transactions_open": len(engine.transactions),
+            "branches_prepared": len(engine.branches.prepared),
             "epoch": journaling.epoch, "journal_sequence": journaling.confirmed_sequence,
             "journal_in_flight_bytes": journaling.in_flight_bytes,
             "memory_bodies_bytes": bodies.memory_bytes, "spilled_bodies_bytes": bodies.stored_bytes,
@@ -234,7 +235,7 @@ def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus
         bridge=node.settings.bridge.id, version=bascule.__version__, build=build(),
         state=_state(node.role), serving=node.serving, reason=node.trouble,
         queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
-        users=list(_users(node)), branches=branches, memory=memory, gauges=gauges, counters=_named(node.counters) | {
+        users=users, branches=branches, memory=memory, gauges=gauges, counters=_named(node.counters) | {
             "uncaught_errors": node.uncaught.total, "connections_refused": node.refused_connections,
             "handshakes_aborted": node.handshakes.aborted, "logins_failed": node.logins.failed,
             "logins_delayed": node.logins.delayed, "logins_refused": node.logins.refused,
@@ -258,14 +259,14 @@ def memory_status(engine: Engine, spill: SpillFiles | None) -> MemoryStatus:
     )  # fmt: skip
 
 
-def _users(node: Node) -> Iterator[UserStatus]:
-    engine = node.loaded_engine
-    for user, usage in node.usage.users.items():
-        yield UserStatus(
-            user=user, connections=usage.connections.count, sessions=usage.sessions.count, links=usage.links.count,
-            transactions=usage.transactions.count, queues=engine.addresses.queues_of[user] if engine is not None else 0,
-            durable_subscriptions=engine.addresses.durable_subscriptions_of[user] if engine is not None else 0,
-        )  # fmt: skip
+def user_status(engine: Engine | None, usage: UserUsage) -> UserStatus:
+    """Return the usage of one connected user. ``engine`` is None until the state is loaded."""
+    user = usage.user
+    return UserStatus(
+        user=user, connections=usage.connections.count, sessions=usage.sessions.count, links=usage.links.count,
+        transactions=usage.transactions.count, queues=engine.addresses.queues_of[user] if engine is not None else 0,
+        durable_subscriptions=engine.addresses.durable_subscriptions_of[user] if engine is not None else 0,
+    )  # fmt: skip
 
 
 def branch_status(branch: Listed) -> BranchStatus:
@@ -313,11 +314,11 @@ def queue_status(queue: BrokerQueue) -> QueueStatus:
     )  # fmt: skip
 
 
-def queue_detail(queue: BrokerQueue, consumers: list[ConsumerStatus]) -> QueueDetail:
-    """Return one queue in detail, with its consumers."""
+def queue_detail(queue: BrokerQueue) -> QueueDetail:
+    """Return one queue in detail. The caller describes its consumers, since they may be many."""
     return QueueDetail(
         **queue_status(queue), auto_created=queue.auto_created, selector=queue.selector_text, no_local=queue.no_local_container,
-        full=queue.full(), consumer_list=consumers, settings=dataclasses.asdict(queue.settings),
+        full=queue.full(), consumer_list=[], settings=dataclasses.asdict(queue.settings),
     )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ class UserUsage:
 
     def __init__(self, user: str, limits: LimitRules, sending: SendAllowance | None = None) -> None:
         """Begin without resources. ``sending`` is the allowance that the user had when its last client left, if that is known."""
-        self._user = user
+        self.user = user
         self._limits = limits
         self.connections, self.sessions, self.links, self.transactions = (
             Tally(0, f"{what} of user {user!r}", "") for what in ("connections", "sessions", "links", "open transactions")
@@ -108,7 +108,7 @@ class UserUsage:
 
     def refresh(self, limits: LimitRules | None = None) -> None:
         """Set the limits of the user as its roles are now, perhaps by other rules."""
-        limits, user = limits or self._limits, self._user
+        limits, user = limits or self._limits, self.user
         self._limits = limits
         self.connections.change(limits.of(user, UserResource.CONNECTIONS))
         self.sessions.change(limits.of(user, UserResource.SESSIONS))

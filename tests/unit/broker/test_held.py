@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +63,32 @@ def test_walk_takes_short_pieces_when_messages_are_added_below_newest(step: int)
     while found := held.after(place):
         place, longest = found[-1].mid, max(longest, len(found))
     assert longest <= 2 * BLOCK_MESSAGES
+
+
+def test_message_of_a_deep_queue_takes_few_bytes() -> None:
+    count = 50 * BLOCK_MESSAGES
+    messages = [message(mid) for mid in range(count)]
+    tracemalloc.start()
+    try:
+        held = Held()
+        for each in messages:
+            held.add(each)
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(held) == count
+    assert used < 25 * count
+
+
+def test_block_with_many_empty_places_is_made_short_and_not_divided() -> None:
+    held = Held()
+    held.add(message(10 * BLOCK_MESSAGES))
+    for mid in range(9 * BLOCK_MESSAGES):
+        held.add(message(mid))
+        if mid >= 3:
+            held.remove(mid)
+    assert walked(held) == [0, 1, 2, 10 * BLOCK_MESSAGES]
+    assert [len(block.messages) <= 2 * BLOCK_MESSAGES for block in held._blocks] == [True]
 
 
 def received_by_a_branch(bench: Bench) -> None:

@@ -28,9 +28,9 @@ def said(taken: Snapshot, retained: int, branch: str = "", retention_bytes: int 
 
 def test_oldest_message_outside_of_store_pins_journal(taken: Snapshot) -> None:
     assert said(taken, taken.next_offset) == [("queue", "first", taken.first_offset(), False)]
-    taken.stored = taken.mids[0]
+    taken.stored = list(taken.mids[0])
     assert said(taken, taken.next_offset) == [("queue", "second", taken.first_offset(), False)]
-    taken.stored = sorted(taken.mids[0] + taken.mids[1])
+    taken.stored = sorted([*taken.mids[0], *taken.mids[1]])
     assert said(taken, taken.next_offset) == []
 
 
@@ -39,12 +39,12 @@ def test_branch_that_received_oldest_message_pins_journal(taken: Snapshot) -> No
 
 
 def test_configured_retention_keeps_the_journal(taken: Snapshot) -> None:
-    taken.stored = sorted(taken.mids[0] + taken.mids[1])
+    taken.stored = sorted([*taken.mids[0], *taken.mids[1]])
     assert said(taken, 1) == [("retention", "", 1, False)]
 
 
 def test_configured_retention_is_limited_in_bytes(taken: Snapshot) -> None:
-    taken.stored = sorted(taken.mids[0] + taken.mids[1])
+    taken.stored = sorted([*taken.mids[0], *taken.mids[1]])
     last = taken.next_offset - 1
     size_bytes = taken.offsets.sizes.between(last, taken.next_offset)
     assert said(taken, 1, "", 1 << 30) == [("retention", "", 1, False)]

@@ -156,7 +156,7 @@ def test_messages_in_the_store_are_skipped_in_short_pieces(bench: Bench) -> None
     engine = bench.engine
     taken = snapshot_of(engine, bench.broker.offsets)
     (mids,) = (mids for mids in taken.mids if mids)
-    taken.stored = mids[1:]  # a branch held the first one when the others moved
+    taken.stored = list(mids[1:])  # a branch held the first one when the others moved
     move = StoreMove(engine, taken, engine.journaling.sequence)
     move.skip_stored()
     pieces = list(move.choose())
@@ -171,7 +171,7 @@ def test_store_move_search_starts_behind_stored_messages(bench: Bench) -> None:
     engine = bench.engine
     taken = snapshot_of(engine, bench.broker.offsets)
     (mids,) = (mids for mids in taken.mids if mids)
-    taken.stored = mids[:6]
+    taken.stored = list(mids[:6])
     move = StoreMove(engine, taken, engine.journaling.sequence)
     move.skip_stored()
     assert sum(move.choose()) == 0

@@ -77,6 +77,12 @@ class Broker:
     async def status(self) -> BrokerStatus:
         return self.now
 
+    async def status_page(self) -> dict[str, Any]:
+        return dict(self.now)
+
+    async def queues(self) -> list[QueueStatus]:
+        return self.now["queues"]
+
     async def queue(self, name: str) -> QueueDetail:
         if name != "a/b":
             raise UnknownAddress(f"there is no queue {name!r}")

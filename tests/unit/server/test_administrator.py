@@ -149,7 +149,7 @@ async def test_a_subscription_in_use_is_deleted_by_force_only() -> None:
     with pytest.raises(InUse):
         await admin.act(ADMIN, "subscriptions/delete", {"name": "client.sub"})
     assert (await admin.act(ADMIN, "subscriptions/delete", {"name": "client.sub", "force": True}))["deleted"] == "client.sub"
-    assert (await admin.subscriptions()) == []
+    assert list(await admin.subscriptions()) == []
     with pytest.raises(UnknownAddress, match="no subscription"):
         await admin.act(ADMIN, "subscriptions/delete", {"name": "client.sub"})
 

@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from bascule.broker.send_times import SendTimes
-from bascule.server import exposition
+from bascule.server import exposition, pieces_answer
 from bascule.server.admin import STREAMS_AT_ONCE, AdminServer
 from bascule.server.status import UserStatus
 from bascule.server.status_metrics import SLICE, SendTimesCollector, StatusCollector
@@ -91,7 +91,7 @@ def test_slow_readers_are_few_and_end_after_a_while(monkeypatch: pytest.MonkeyPa
         return await status()
 
     monkeypatch.setattr(broker, "status", counted)
-    monkeypatch.setattr(exposition, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(pieces_answer, "ANSWER_TIMEOUT_S", 1.0)
 
     async def run() -> None:
         server = AdminServer(broker, host="127.0.0.1", port=0)

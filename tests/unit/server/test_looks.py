@@ -19,6 +19,7 @@ from bascule.jms.message import JmsMessage, encode_message
 from bascule.server import browsing, listing, looks
 from bascule.server.admin_access import LOCAL as ADMIN
 from bascule.server.admin_access import AdminRole, NotAdministrator, Principal
+from bascule.server.json_pieces import json_pieces
 from bascule.server.looks import LOOKS
 from bascule.server.policies import permissions_of
 from bascule.server.status import QueueStatus, queue_status
@@ -32,7 +33,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 async def look(node: Node, name: str, **parameters: str) -> Any:
     found = await administrator(node).look(name, parameters)
-    return found if isinstance(found, bytes) else json.loads(json.dumps(found))
+    return found if isinstance(found, bytes) else json.loads(b"".join([piece async for piece in json_pieces(found)]))
 
 
 def send(node: Node, address: str, **fields: Any) -> None:

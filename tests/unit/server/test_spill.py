@@ -278,3 +278,39 @@ def test_bodies_that_wait_to_be_written_take_a_share_of_the_memory_but_one_may_a
     assert first.whole()
     assert Kept(files, body).whole()
     files.close()
+
+
+def loaded(count: int, size: int, first: int = 0) -> list[BrokerMessage]:
+    messages = []
+    for number in range(first, first + count):
+        message = BrokerMessage(bytes([number % 256]) * size)
+        message.mid, message.references = number, 1
+        messages.append(message)
+    return messages
+
+
+@pytest.mark.parametrize("size", [0, 7, 500, 4_000, 700_000])
+def test_loaded_bodies_are_stored_together_and_counted_like_single_ones(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill, "SEGMENT_BYTES", 40_000)
+    together, single = (Bodies(SpillFiles(tmp_path / name), 1 << 20) for name in ("together", "single"))
+    records = [loaded(20, size, 20 * number) for number in range(10)]
+    for record in records:
+        together.hold_loaded(record)
+        for message in loaded(20, size):
+            single.hold(message, loading=True)
+    messages = [message for record in records for message in record]
+    assert [together.read(message) for message in messages] == [bytes([number]) * size for number in range(200)]
+    counts = [(each.account.messages, each.account.entries, each.stored_bytes + each.memory_bytes) for each in (together, single)]
+    assert counts == [(200, 200, 200 * size)] * 2
+    assert together.memory_bytes <= together.account.loaded_bodies_max_bytes
+    for message in messages:
+        together.release(message)
+    assert (together.stored_bytes, together.memory_bytes) == (0, 0)
+
+
+def test_loaded_bodies_stay_in_memory_if_the_disk_has_no_room(tmp_path: Path) -> None:
+    bodies = Bodies(SpillFiles(tmp_path / "bodies", limit_bytes=10_000), 1 << 20)
+    record = loaded(30, 1_000)
+    bodies.hold_loaded(record)
+    assert [bodies.read(message) for message in record] == [bytes([number]) * 1_000 for number in range(30)]
+    assert (bodies.stored_bytes, bodies.memory_bytes) == (0, 30_000)

@@ -50,7 +50,7 @@ async def test_queue_subscription_and_connection_are_reported(kafka: KafkaInMemo
         queue = await admin.queue("orders")
         assert (queue["name"], queue["address"], queue["routing"], queue["messages"]) == ("orders", "orders", "anycast", 2)
         assert (queue["delivering"], queue["delayed"], queue["durable"], queue["auto_created"]) == (0, 0, True, True)
-        assert (queue["consumers"], queue["consumer_list"], queue["selector"], queue["full"]) == (0, [], "", False)
+        assert (queue["consumers"], list(queue["consumer_list"]), queue["selector"], queue["full"]) == (0, [], "", False)
         assert queue["bytes"] > 0
         (subscription,) = await admin.subscriptions()
         assert (subscription["topic"], subscription["selector"], subscription["durable"]) == ("news", "urgent = TRUE", True)

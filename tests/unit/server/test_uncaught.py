@@ -71,13 +71,13 @@ def test_uncaught_errors_are_counted_in_metrics_from_broker_start(monkeypatch: p
         node = Node(Settings())
         with pytest.raises(Unavailable):
             await node.run(lambda *_: None, lambda *_: None)
-        assert status_of(node, [], [])["counters"]["uncaught_errors"] == 0
+        assert status_of(node, [], [], [])["counters"]["uncaught_errors"] == 0
         for _ in range(2):
             task = asyncio.get_running_loop().create_task(_failing())
             await asyncio.wait([task])
             del task
             gc.collect()
-        return status_of(node, [], [])["counters"]
+        return status_of(node, [], [], [])["counters"]
 
     assert asyncio.run(run())["uncaught_errors"] == 2
 
