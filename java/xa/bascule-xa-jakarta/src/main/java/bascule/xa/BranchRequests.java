@@ -2,7 +2,6 @@ package bascule.xa;
 
 import java.util.concurrent.TimeUnit;
 import javax.transaction.xa.XAException;
-import javax.transaction.xa.Xid;
 
 /** The requests about branches, and the meaning of their answers. */
 final class BranchRequests {
@@ -80,10 +79,10 @@ final class BranchRequests {
     }
 
     /** Returns the branches that are prepared, or that an administrator has ended. */
-    Xid[] recover() throws XAException {
+    BranchId[] recover() throws XAException {
         Reply reply = withoutRetry(asked(() -> management.ask("recover", null, 0)));
         check(reply);
-        return reply.text == null ? new Xid[0] : reply.text.lines().map(BranchId::listed).toArray(Xid[]::new);
+        return reply.text == null ? new BranchId[0] : reply.text.lines().map(BranchId::listed).toArray(BranchId[]::new);
     }
 
     /**

@@ -23,6 +23,7 @@ final class BranchResource implements XAResource {
 
     private final BranchSession session;
     private final BranchRequests requests;
+    private final KnownBranches known;
     private BranchId branch;
     private State state;
     private String transaction;
@@ -32,14 +33,15 @@ final class BranchResource implements XAResource {
     private int timeoutSeconds;
     private boolean scanning;
 
-    BranchResource(BranchSession session, Management management) {
+    BranchResource(BranchSession session, Management management, KnownBranches known) {
         this.session = session;
+        this.known = known;
         this.requests = new BranchRequests(management);
     }
 
     @Override
     public synchronized void start(Xid xid, int flags) throws XAException {
-        BranchId id = BranchId.of(xid);
+        BranchId id = BranchId.checked(xid, "start");
         switch (flags) {
             case TMNOFLAGS:
                 begin(id);
@@ -64,6 +66,20 @@ final class BranchResource implements XAResource {
         if (branch != null) {
             throw Failure.of(XAException.XAER_PROTO, "start: branch " + branch + " of this session has not been prepared, committed or rolled back yet");
         }
+        if (!known.begin(id)) {
+            throw Failure.of(XAException.XAER_DUPID, "start: branch " + id + " exists: another session has started it, or it is prepared");
+        }
+        try {
+            work(id);
+        } finally {
+            if (branch == null) {
+                known.ended(id);
+            }
+        }
+    }
+
+    /** Begins the work of a branch in the local transaction of the session. */
+    private void work(BranchId id) throws XAException {
         leaveHandedOver();
         try {
             transaction = session.freshTransactionId();
@@ -85,6 +101,7 @@ final class BranchResource implements XAResource {
         }
         switch (flags) {
             case TMSUCCESS:
+                refuseCallsInProgress(id);
                 state = State.ENDED;
                 break;
             case TMFAIL:
@@ -99,12 +116,26 @@ final class BranchResource implements XAResource {
         session.suspend();
     }
 
+    /** Marks a branch for rollback if another thread is in a call: it is unknown whether the call is part of the branch. */
+    private void refuseCallsInProgress(BranchId id) throws XAException {
+        session.suspend();
+        if (session.isInUse()) {
+            state = State.FAILED;
+            throw Failure.of(XAException.XA_RBPROTO, "end: branch " + id + " must be rolled back: another thread is sending or receiving in it");
+        }
+    }
+
     @Override
     public synchronized int prepare(Xid xid) throws XAException {
         BranchId id = own(xid, "prepare");
         checkCommittable("prepare");
         try {
             int vote = requests.prepare(id, transaction);
+            if (vote == XA_OK) {
+                known.prepared(id);
+            } else {
+                known.ended(id);
+            }
             branch = null;
             handedOver = transaction;
             return vote;
@@ -116,16 +147,17 @@ final class BranchResource implements XAResource {
 
     @Override
     public synchronized void commit(Xid xid, boolean onePhase) throws XAException {
-        BranchId id = BranchId.of(xid);
         if (!onePhase) {
-            refuseUnprepared(id, "commit");
-            requests.commit(id, this::leaveHandedOver);
+            BranchId prepared = BranchId.checked(xid, "commit");
+            refuseUnprepared(prepared, "commit");
+            finish(prepared, () -> requests.commit(prepared, this::leaveHandedOver));
             return;
         }
-        own(xid, "commit");
+        BranchId id = own(xid, "commit");
         checkCommittable("commit");
         try {
             requests.commitOnePhase(id, transaction);
+            known.ended(id);
             branch = null;
             handedOver = transaction;
             leaveHandedOver();
@@ -137,13 +169,12 @@ final class BranchResource implements XAResource {
 
     @Override
     public synchronized void rollback(Xid xid) throws XAException {
-        BranchId id = BranchId.of(xid);
+        BranchId id = BranchId.checked(xid, "rollback");
         if (!id.equals(branch)) {
-            requests.rollback(id);
+            finish(id, () -> requests.rollback(id));
             return;
         }
-        branch = null;
-        session.rollback();
+        giveUp();
     }
 
     @Override
@@ -153,15 +184,23 @@ final class BranchResource implements XAResource {
         }
         boolean starts = (flags & TMSTARTRSCAN) != 0;
         if (!starts && flags == TMNOFLAGS && !scanning) {
-            throw Failure.of(XAException.XAER_PROTO, "recover: no scan is open; start one with TMSTARTRSCAN");
+            throw Failure.of(XAException.XAER_INVAL, "recover: no scan is open; start one with TMSTARTRSCAN");
         }
         scanning = (flags & TMENDRSCAN) == 0;
-        return starts ? requests.recover() : new Xid[0]; // the start of a scan returns all branches
+        if (!starts) {
+            return new Xid[0]; // the start of the scan has returned all branches
+        }
+        BranchId[] found = requests.recover();
+        for (BranchId each : found) {
+            known.prepared(each);
+        }
+        return found;
     }
 
     @Override
     public synchronized void forget(Xid xid) throws XAException {
-        requests.forget(BranchId.of(xid));
+        BranchId id = BranchId.checked(xid, "forget");
+        finish(id, () -> requests.forget(id));
     }
 
     /** Returns the seconds after which a branch can only be rolled back; 0 if only the broker's {@code transaction_timeout_s} applies. */
@@ -185,9 +224,29 @@ final class BranchResource implements XAResource {
         return other == this;
     }
 
+    private interface Ending {
+        void carryOut() throws XAException;
+    }
+
+    /** Ends a branch that is prepared, or was before. */
+    private void finish(BranchId id, Ending ending) throws XAException {
+        try {
+            ending.carryOut();
+        } catch (XAException failure) {
+            if (failure.errorCode == XAException.XAER_NOTA) {
+                known.ended(id);
+            }
+            throw failure;
+        }
+        known.ended(id);
+    }
+
     private BranchId own(Xid xid, String call) throws XAException {
-        BranchId id = BranchId.of(xid);
+        BranchId id = BranchId.checked(xid, call);
         if (!id.equals(branch)) {
+            if (known.isPrepared(id)) {
+                throw Failure.of(XAException.XAER_PROTO, call + ": branch " + id + " is prepared");
+            }
             throw Failure.of(XAException.XAER_NOTA, call + ": branch " + id + " was not started on this session");
         }
         return id;
@@ -201,7 +260,7 @@ final class BranchResource implements XAResource {
     }
 
     private void refuseUnprepared(BranchId id, String call) throws XAException {
-        if (id.equals(branch)) {
+        if (id.equals(branch) || known.isUnprepared(id)) {
             throw Failure.of(XAException.XAER_PROTO, call + ": branch " + id + " is not prepared");
         }
     }
@@ -244,8 +303,17 @@ final class BranchResource implements XAResource {
         }
     }
 
+    /** Leaves the session, which is about to close; a branch that is not prepared ends with it. */
+    synchronized void close() {
+        leaveHandedOver();
+        if (branch != null) {
+            known.ended(branch);
+        }
+    }
+
     private void giveUp() {
         if (branch != null) {
+            known.ended(branch);
             branch = null;
             session.rollback();
         }

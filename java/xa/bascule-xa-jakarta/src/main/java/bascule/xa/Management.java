@@ -26,6 +26,7 @@ final class Management {
     private static final Runnable NOTHING = () -> {};
 
     private final JmsConnection connection;
+    private final ConnectionStart start;
     private final Interruptions interruptions;
     private final Connector connector;
     private Session session;
@@ -36,8 +37,9 @@ final class Management {
     private long requests;
     private long position;
 
-    Management(JmsConnection connection, Interruptions interruptions, Connector connector) {
+    Management(JmsConnection connection, ConnectionStart start, Interruptions interruptions, Connector connector) {
         this.connection = connection;
+        this.start = start;
         this.interruptions = interruptions;
         this.connector = connector;
     }
@@ -97,7 +99,7 @@ final class Management {
         Interruptions losses = new Interruptions();
         other.addConnectionListener(losses);
         try {
-            Reply reply = new Management(other, losses, connector).request(operation, branch, transaction, since, NOTHING);
+            Reply reply = new Management(other, new ConnectionStart(other), losses, connector).request(operation, branch, transaction, since, NOTHING);
             position = Math.max(position, reply.position);
             return reply;
         } finally {
@@ -112,18 +114,13 @@ final class Management {
     private Reply request(String operation, BranchId branch, String transaction, long since, Runnable meanwhile) throws AnswerLost {
         try {
             open();
-            boolean started = connection.isStarted();
-            if (!started) {
-                connection.start(); // otherwise no answer is delivered: the application may not have started its connection yet
-            }
+            start.beginRequest();
             try {
                 Reply reply = new Reply(answer(message(operation, branch, transaction, since), meanwhile));
                 position = Math.max(position, reply.position);
                 return reply;
             } finally {
-                if (!started) {
-                    connection.stop();
-                }
+                start.endRequest();
             }
         } catch (JMSException failure) {
             close();
