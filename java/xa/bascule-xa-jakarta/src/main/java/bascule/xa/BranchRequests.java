@@ -1,5 +1,6 @@
 package bascule.xa;
 
+import java.util.List;
 import java.util.concurrent.TimeUnit;
 import javax.transaction.xa.XAException;
 
@@ -15,13 +16,17 @@ final class BranchRequests {
         this.management = management;
     }
 
-    /** Returns the vote, XA_OK or XA_RDONLY. The answer to a repeated request tells the result of the first one. */
-    int prepare(BranchId id, String transaction) throws XAException {
+    /**
+     * Returns the vote, XA_OK or XA_RDONLY. The answer to a repeated request tells the result of the first one.
+     *
+     * @param transactions ids of the local transactions of the branch
+     */
+    int prepare(BranchId id, List<String> transactions) throws XAException {
         Reply reply;
         try {
-            reply = management.handOver("prepare", id, transaction, 0);
+            reply = management.handOver("prepare", id, transactions, 0);
         } catch (AnswerLost lost) {
-            reply = asked(() -> management.askAgain("prepare", id, transaction, 0));
+            reply = asked(() -> management.askAgain("prepare", id, transactions, 0));
         }
         check(withoutRetry(reply));
         return reply.code;
@@ -30,10 +35,10 @@ final class BranchRequests {
     /**
      * Commits a branch in one phase. Throws XAER_RMFAIL if the outcome stays unknown, XA_RBCOMMFAIL if the broker did not get the commit.
      */
-    void commitOnePhase(BranchId id, String transaction) throws XAException {
+    void commitOnePhase(BranchId id, List<String> transactions) throws XAException {
         long since = management.position();
         try {
-            Reply reply = management.handOver("commit", id, transaction, since);
+            Reply reply = management.handOver("commit", id, transactions, since);
             if (reply.hasEnded(Reply.FORGOTTEN)) {
                 throw Failure.of(XAException.XAER_RMFAIL, reply.description);
             }

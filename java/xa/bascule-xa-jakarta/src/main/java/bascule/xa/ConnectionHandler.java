@@ -75,7 +75,7 @@ final class ConnectionHandler extends DelegatingHandler {
 
     private XASession session(BranchSession branches) {
         Management management = new Management(connection, start, interruptions, connector);
-        BranchResource resource = new BranchResource(branches, management, known);
+        BranchResource resource = new BranchResource(connection, branches, management, known);
         resources.add(resource);
         SessionHandler handler = new SessionHandler(branches, management, resource, () -> resources.remove(resource));
         return (XASession) Proxy.newProxyInstance(XASession.class.getClassLoader(), new Class<?>[] {XASession.class}, handler);

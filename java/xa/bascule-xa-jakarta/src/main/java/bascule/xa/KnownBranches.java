@@ -13,35 +13,39 @@ final class KnownBranches {
     /** The broker prepares as many; the oldest are forgotten first. */
     private static final int BRANCHES_MAX = 10_000;
 
-    /** Whether a branch is prepared. */
-    private final Map<BranchId, Boolean> prepared = new LinkedHashMap<>() {
+    /** The resource that has begun a branch; null for a prepared branch. */
+    private final Map<BranchId, BranchResource> owners = new LinkedHashMap<>() {
         private static final long serialVersionUID = 1L;
 
         @Override
-        protected boolean removeEldestEntry(Map.Entry<BranchId, Boolean> eldest) {
+        protected boolean removeEldestEntry(Map.Entry<BranchId, BranchResource> eldest) {
             return size() > BRANCHES_MAX;
         }
     };
 
-    /** Adds a branch. Returns false if it is known already. */
-    synchronized boolean begin(BranchId id) {
-        return prepared.putIfAbsent(id, false) == null;
+    /** Adds a branch that a resource begins. Returns false if the branch is known already. */
+    synchronized boolean begin(BranchId id, BranchResource owner) {
+        if (owners.containsKey(id)) {
+            return false;
+        }
+        owners.put(id, owner);
+        return true;
     }
 
     synchronized void prepared(BranchId id) {
-        prepared.put(id, true);
+        owners.put(id, null);
     }
 
     synchronized void ended(BranchId id) {
-        prepared.remove(id);
+        owners.remove(id);
     }
 
     synchronized boolean isPrepared(BranchId id) {
-        return Boolean.TRUE.equals(prepared.get(id));
+        return owners.containsKey(id) && owners.get(id) == null;
     }
 
-    /** Returns whether a session works in a branch, or has worked in it and not prepared it. */
-    synchronized boolean isUnprepared(BranchId id) {
-        return Boolean.FALSE.equals(prepared.get(id));
+    /** Returns the resource that has begun a branch, and not prepared it; null if there is none. */
+    synchronized BranchResource owner(BranchId id) {
+        return owners.get(id);
     }
 }
