@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -94,6 +95,7 @@ def test_prepared_database_branch_can_be_finished_by_another_process(
 ) -> None:
     first, second = make(), make()
     xid = prepared(first, table, "one")
+    assert re.fullmatch(r"\d+@\d+/[0-9A-F]{8}", first.token(xid))
     assert xid in second.recover()
     getattr(second, finish)(xid)
     getattr(first, finish)(xid)  # the process knows the outcome

@@ -16,7 +16,7 @@ from bascule.broker import branches
 from bascule.broker.commit_plan import CommitPlan
 from bascule.broker.containment import ErrorKind
 from bascule.broker.engine import Engine
-from bascule.broker.errors import RequestFailed, UnknownBranch
+from bascule.broker.errors import RequestFailed, UnknownBranch, UnknownTransaction
 from bascule.broker.transactions import LocalTransaction
 from bascule.broker.turns import Work
 from bascule.core.errors import BasculeError
@@ -76,6 +76,7 @@ class BranchRequest:
     since: int | None = None
     user: str = ""
     may_end: Callable[[str], bool] = lambda _owner: True
+    joined: tuple[bytes, ...] = ()  # other transactions of its connection that become parts of the branch
     plan: CommitPlan | None = None  # the plan of the commit, if the request commits a prepared branch
 
     def is_foreign(self, engine: Engine) -> bool:
@@ -109,7 +110,20 @@ def plan(engine: Engine, request: BranchRequest) -> bool:
     transaction = request.transactions.get(request.name)
     if transaction is None:
         return True
+    _join(engine, request, transaction)
     return engine.plan_prepare(transaction) if request.operation == "prepare" else engine.plan_commit(transaction)
+
+
+def _join(engine: Engine, request: BranchRequest, transaction: LocalTransaction) -> None:
+    """Give a transaction the work of the transactions that the request joins to it. If one of them is lost, it can only be rolled back."""
+    names, request.joined = request.joined, ()
+    for name in names:
+        other = None if name == request.name else request.transactions.pop(name, None)
+        if other is not None:
+            engine.local_transactions.join(transaction, other)
+        elif transaction.doomed is None:
+            error = UnknownTransaction(f"there is no joined transaction {name.hex()} on this connection")
+            engine.local_transactions.doom(transaction, error)
 
 
 def drop(engine: Engine, request: BranchRequest) -> None:

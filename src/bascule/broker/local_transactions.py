@@ -170,6 +170,29 @@ class LocalTransactions:
                 ),
             )
 
+    def join(self, transaction: LocalTransaction, other: LocalTransaction) -> None:
+        """Move the work of another transaction behind the work of a transaction. ``other`` ends, with the outcome of ``transaction``."""
+        if transaction.doomed is None and other.doomed is not None:
+            self.doom(transaction, other.doomed)
+        elif transaction.doomed is None:
+            transaction.drafts += other.drafts
+        transaction.acks += other.acks
+        transaction.queues |= other.queues
+        transaction.size_bytes += other.size_bytes
+        transaction.commit_steps += other.commit_steps
+        transaction.since_ms = min(transaction.since_ms or other.since_ms, other.since_ms or transaction.since_ms)
+        transaction.begun_at = min(transaction.begun_at, other.begun_at)
+        transaction.charged_deliveries += other.charged_deliveries
+        if transaction.doomed is None:
+            self._charge(transaction, other.charged_bytes)
+        other.charged_deliveries = 0
+        other.drafts, other.acks, other.queues = [], [], {}
+        transaction.joined.append(other)
+        self.end(other)
+        if transaction.doomed is None and (transaction.size_bytes > self.bytes_max or len(transaction.drafts) > MESSAGES_PER_RECORD_MAX):
+            limits = f"{self.bytes_max} bytes or {MESSAGES_PER_RECORD_MAX} messages"
+            self.doom(transaction, ResourceLimit(f"the joined transactions are larger than {limits}; commit more often"))
+
     def _begin_to_hold(self, transaction: LocalTransaction) -> None:
         """Start the time limit of a transaction when it begins to hold messages, since nobody else can get these messages."""
         transaction.since_ms = self.clock()

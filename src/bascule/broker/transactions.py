@@ -33,8 +33,8 @@ class LocalTransaction:
     """
 
     __slots__ = (
-        "acks", "begun_at", "charged_bytes", "charged_deliveries", "commit_steps", "doomed", "drafts", "handed_over", "id", "plan",
-        "queues", "routed_at", "since_ms", "size_bytes",
+        "acks", "begun_at", "charged_bytes", "charged_deliveries", "commit_steps", "doomed", "drafts", "handed_over", "id", "joined",
+        "plan", "queues", "routed_at", "since_ms", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, transaction_id: bytes, begun_at: int) -> None:
@@ -53,8 +53,11 @@ class LocalTransaction:
         self.since_ms = 0  # since when it holds messages
         self.doomed: BasculeError | None = None
         self.handed_over = False
+        self.joined: list[LocalTransaction] = []  # whose work it has taken over
 
     def hand_over(self) -> None:
         """Note that the transaction has become a branch, which has all its messages. The connection keeps only the name for a while."""
         self.handed_over = True
         self.drafts, self.acks, self.queues = [], [], {}
+        for each in self.joined:
+            each.hand_over()

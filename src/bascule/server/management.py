@@ -91,7 +91,17 @@ class Request:
         if since is not None and (not isinstance(since, int) or isinstance(since, bool)):
             raise InvalidInput(f"since {since!r:.200} must be the position from an earlier response")
         client = self.client
-        return BranchRequest(operation, xid, client.container, client.transactions, name, since, client.login, partial(may_end, client))
+        return BranchRequest(
+            operation, xid, client.container, client.transactions, name, since, client.login, partial(may_end, client), self._joined()
+        )
+
+    def _joined(self) -> tuple[bytes, ...]:
+        """Return the ids of the joined transactions."""
+        value = self.message.properties.get("joined", "")
+        try:
+            return tuple(bytes.fromhex(each) for each in value.split(",") if each)
+        except (ValueError, TypeError, AttributeError):
+            raise InvalidInput(f"joined {value!r:.200} must be transaction ids as hexadecimal digits, separated by commas") from None
 
     def _xid(self) -> Xid:
         format_id = self.message.properties.get("formatId")

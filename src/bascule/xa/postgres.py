@@ -44,6 +44,10 @@ _SERVER_RUN = (
     "SELECT concat(extract(epoch FROM pg_postmaster_start_time())::numeric, '/', "
     "extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time())::numeric)"
 )
+#: Differs on a server that was restored from a backup, or promoted from a standby: both may lack the newest transactions, and give their
+#: numbers to others.
+_HISTORY = "SELECT concat(system_identifier, '/', left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)) FROM pg_control_system()"
+_SAVEPOINT = "bascule_history"
 #: A crash of the server would lose a decision that was committed without waiting for the disk, after others have obeyed the decision.
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 _GRANT = f"GRANT {', '.join(_PRIVILEGES)} ON {TABLE} TO"
@@ -54,7 +58,7 @@ class PostgresRules(DecidingDatabase[HandleT]):
 
     A branch that has written nothing votes read-only. PREPARE TRANSACTION of a failed transaction rolls it back and reports success, so the
     state is checked before. The transaction number, kept until the end, distinguishes a branch that somebody finished by hand from a branch
-    that was told before.
+    that was told before. A number counts only in the history of the server in which it was given.
     """
 
     commits_with_row = True
@@ -67,6 +71,7 @@ class PostgresRules(DecidingDatabase[HandleT]):
         super().__init__(name, table=DecisionTable(cursor=_tuples), **rest)
         self._numbers: dict[Xid, str] = {}
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # by connection
+        self._histories: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # by connection
         self._run_of: dict[Xid, str] = {}  # of branches that commit in one phase
         self._prepares = prepared
         self._checked = False
@@ -90,8 +95,22 @@ class PostgresRules(DecidingDatabase[HandleT]):
         number = _one(raw, "SELECT pg_current_xact_id_if_assigned()::text")
         if number is None:
             return Vote.READ_ONLY
-        self._numbers[xid] = number
+        history = self._history(raw)
+        self._numbers[xid] = f"{number}@{history}" if history else number
         return Vote.YES
+
+    def _history(self, raw: Any) -> str:
+        """Return the history of a server within a transaction. Return "" if the server does not tell it, as some managed services."""
+        if raw not in self._histories:
+            raw.execute(f"SAVEPOINT {_SAVEPOINT}")
+            try:
+                history = _one(raw, _HISTORY)
+            except psycopg.Error:
+                raw.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+                history = ""
+            raw.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+            self._histories[raw] = history
+        return self._histories[raw]
 
     def vote_alone(self, raw: Any, xid: Xid) -> Vote:
         """See DatabaseResource. Remember the run of the server.
@@ -181,15 +200,18 @@ class PostgresRules(DecidingDatabase[HandleT]):
             raise RetryLater(f"{self.name}: {error}: {reason}") from error
 
     def token(self, xid: Xid) -> str:
-        """See TellsOutcome. The token is the number of the transaction."""
+        """See TellsOutcome. The token is the number of the transaction and the history of the server."""
         return self._numbers.get(xid, "")
 
     def outcome(self, xid: Xid, token: str = "") -> Outcome | None:
         """See TellsOutcome. Raises RetryLater while the branch is being finished, ResourceFailed for a standby."""
-        if not (number := token or self.token(xid)):
+        if not (known := token or self.token(xid)):
             return None
+        number, _, history = known.partition("@")
         with translated(), self.connected() as raw:
             self._refuse_standby(raw)
+            if history and history != _one(raw, _HISTORY):
+                return None  # the server may have lost the transaction and given its number to another one
             status = _one(raw, "SELECT pg_xact_status(%s::xid8)", number)
             run = self._run_of.get(xid)
             if run is not None and status != "aborted" and run != _one(raw, _SERVER_RUN):

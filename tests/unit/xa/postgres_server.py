@@ -26,6 +26,7 @@ class Server:
             "to_regclass": False,
             "has_table_privilege": True,
             "pg_postmaster_start_time": "1/1",
+            "pg_control_system": "7/00000001",
         }
         self.foreign: list[psycopg.Xid] = []
         self.connections: list[Connection] = []
@@ -163,8 +164,10 @@ class Connection:
             self._result = self._number
         elif "pg_xact_status" in query:
             self._result = self.server.statuses.get(parameters[0])
-        elif not query.startswith(("SET LOCAL", "CREATE TABLE")):
+        elif not query.startswith(("SET LOCAL", "CREATE TABLE", "SAVEPOINT", "ROLLBACK TO", "RELEASE")):
             self._result = next(value for name, value in self.server.values.items() if name in query)
+            if isinstance(self._result, Exception):
+                raise self._result
         return self
 
     def fetchone(self) -> tuple[Any]:

@@ -211,9 +211,11 @@ def test_outcome_is_known_only_by_transaction_id_token(server: Server) -> None:
     resource.commit(xid)
     assert other.outcome(xid, token) is Outcome.COMMIT
     assert other.outcome(xid) is None
-    server.statuses[token] = "aborted"
+    number = token.partition("@")[0]
+    server.statuses[number] = "aborted"
     assert other.outcome(xid, token) is Outcome.ROLLBACK
-    del server.statuses[token]  # PostgreSQL forgets the status of old transactions
+    assert other.outcome(xid, number) is Outcome.ROLLBACK  # a token of an earlier version
+    del server.statuses[number]  # PostgreSQL forgets the status of old transactions
     assert other.outcome(xid, token) is None
 
 
@@ -227,6 +229,28 @@ def test_unlisted_branch_whose_outcome_the_server_has_forgotten_is_heuristic_haz
     done = Recoverer("test", log, [PostgresResource("db", "")], by="later", patient=False).run()
     assert [(each.xid, each.code) for each in done.heuristics] == [(xid, Code.XA_HEURHAZ)]
     assert log.read().heuristics.keys() == {xid}
+
+
+def test_status_of_a_number_does_not_count_on_a_promoted_standby_that_lacks_the_branch(server: Server) -> None:
+    """The primary was lost after the prepare. Its standby has given the number of the branch to another transaction, which committed."""
+    resource, log = PostgresResource("db", ""), ModelLog(LogState())
+    xid, _ = prepared(resource, "1")
+    log.decide(Decision(xid.gtrid, Outcome.COMMIT, ("db",), 0, "test", (resource.token(xid),)))
+    server.prepared.clear()
+    server.statuses["1"] = "committed"
+    server.values["pg_control_system"] = "7/00000002"
+    done = Recoverer("test", log, [PostgresResource("db", "")], by="later", patient=False).run()
+    assert [(each.xid, each.code) for each in done.heuristics] == [(xid, Code.XA_HEURHAZ)]
+
+
+def test_server_that_does_not_tell_its_history_prepares_branches(server: Server) -> None:
+    server.values["pg_control_system"] = psycopg.errors.FeatureNotSupported("function is not supported")
+    resource = PostgresResource("db", "")
+    xid, connection = prepared(resource, "1")
+    assert resource.token(xid) == "1"
+    assert "ROLLBACK TO SAVEPOINT bascule_history" in connection.statements
+    resource.commit(xid)
+    assert PostgresResource("db", "").outcome(xid, "1") is Outcome.COMMIT
 
 
 def test_recovery_and_outcome_queries_are_refused_on_standby_server(server: Server) -> None:

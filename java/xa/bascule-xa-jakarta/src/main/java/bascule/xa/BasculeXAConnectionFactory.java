@@ -1,14 +1,13 @@
 package bascule.xa;
 
 import jakarta.jms.JMSException;
-import jakarta.jms.JMSRuntimeException;
 import jakarta.jms.XAConnection;
 import jakarta.jms.XAConnectionFactory;
 import jakarta.jms.XAJMSContext;
-import java.lang.reflect.Proxy;
 import java.util.Objects;
 import org.apache.qpid.jms.JmsConnection;
 import org.apache.qpid.jms.JmsConnectionFactory;
+import org.apache.qpid.jms.exceptions.JmsExceptionSupport;
 
 /**
  * Makes connections of Qpid JMS whose sessions take part in JTA transactions, with a Bascule broker as the resource manager.
@@ -17,6 +16,7 @@ import org.apache.qpid.jms.JmsConnectionFactory;
  */
 public final class BasculeXAConnectionFactory implements XAConnectionFactory {
     private final JmsConnectionFactory factory;
+    private final KnownBranches known = new KnownBranches();
 
     /** Connects to a URL of Qpid JMS, such as {@code failover:(amqp://one:5672,amqp://two:5672)}. */
     public BasculeXAConnectionFactory(String url) {
@@ -30,31 +30,41 @@ public final class BasculeXAConnectionFactory implements XAConnectionFactory {
 
     @Override
     public XAConnection createXAConnection() throws JMSException {
-        return connection(() -> (JmsConnection) factory.createConnection());
+        return handler(configured()).connection();
     }
 
     @Override
     public XAConnection createXAConnection(String user, String password) throws JMSException {
-        return connection(() -> (JmsConnection) factory.createConnection(user, password));
+        return handler(login(user, password)).connection();
     }
 
     @Override
     public XAJMSContext createXAContext() {
-        throw noContext();
+        return context(configured());
     }
 
     @Override
     public XAJMSContext createXAContext(String user, String password) {
-        throw noContext();
+        return context(login(user, password));
     }
 
-    private static XAConnection connection(Connector connector) throws JMSException {
-        ConnectionHandler handler = new ConnectionHandler(connector);
-        Class<?>[] interfaces = {XAConnection.class};
-        return (XAConnection) Proxy.newProxyInstance(XAConnection.class.getClassLoader(), interfaces, handler);
+    private Connector configured() {
+        return () -> (JmsConnection) factory.createConnection();
     }
 
-    private static JMSRuntimeException noContext() {
-        return new JMSRuntimeException("XAJMSContext is not supported; use createXAConnection().createXASession()");
+    private Connector login(String user, String password) {
+        return () -> (JmsConnection) factory.createConnection(user, password);
+    }
+
+    private ConnectionHandler handler(Connector connector) throws JMSException {
+        return new ConnectionHandler(connector, known);
+    }
+
+    private XAJMSContext context(Connector connector) {
+        try {
+            return handler(connector).context();
+        } catch (JMSException failure) {
+            throw JmsExceptionSupport.createRuntimeException(failure);
+        }
     }
 }

@@ -1,6 +1,7 @@
 package bascule.xa;
 
 import java.util.Arrays;
+import javax.transaction.xa.XAException;
 import javax.transaction.xa.Xid;
 
 /** An Xid with equality by value. */
@@ -17,6 +18,19 @@ final class BranchId implements Xid {
 
     static BranchId of(Xid xid) {
         return new BranchId(xid.getFormatId(), xid.getGlobalTransactionId().clone(), xid.getBranchQualifier().clone());
+    }
+
+    /** Returns the branch of a call. Throws XAER_INVAL if the call has no valid xid. */
+    static BranchId checked(Xid xid, String call) throws XAException {
+        byte[] gtrid = xid == null ? null : xid.getGlobalTransactionId();
+        byte[] bqual = xid == null ? null : xid.getBranchQualifier();
+        boolean valid = gtrid != null && gtrid.length > 0 && gtrid.length <= Xid.MAXGTRIDSIZE && bqual != null
+            && bqual.length <= Xid.MAXBQUALSIZE && xid.getFormatId() >= 0;
+        if (!valid) {
+            throw Failure.of(XAException.XAER_INVAL,
+                call + ": invalid xid; use a format id of 0 or more, a global id of 1 to 64 bytes and a qualifier of 0 to 64 bytes");
+        }
+        return of(xid);
     }
 
     /** Returns the branch that a line of the broker's list names: {@code STATE SINCE_MS FORMAT:GTRID:BQUAL}. */

@@ -1,8 +1,8 @@
 package bascule.xa;
 
+import java.util.List;
 import java.util.concurrent.TimeUnit;
 import javax.transaction.xa.XAException;
-import javax.transaction.xa.Xid;
 
 /** The requests about branches, and the meaning of their answers. */
 final class BranchRequests {
@@ -16,13 +16,17 @@ final class BranchRequests {
         this.management = management;
     }
 
-    /** Returns the vote, XA_OK or XA_RDONLY. The answer to a repeated request tells the result of the first one. */
-    int prepare(BranchId id, String transaction) throws XAException {
+    /**
+     * Returns the vote, XA_OK or XA_RDONLY. The answer to a repeated request tells the result of the first one.
+     *
+     * @param transactions ids of the local transactions of the branch
+     */
+    int prepare(BranchId id, List<String> transactions) throws XAException {
         Reply reply;
         try {
-            reply = management.handOver("prepare", id, transaction, 0);
+            reply = management.handOver("prepare", id, transactions, 0);
         } catch (AnswerLost lost) {
-            reply = asked(() -> management.askAgain("prepare", id, transaction, 0));
+            reply = asked(() -> management.askAgain("prepare", id, transactions, 0));
         }
         check(withoutRetry(reply));
         return reply.code;
@@ -31,10 +35,10 @@ final class BranchRequests {
     /**
      * Commits a branch in one phase. Throws XAER_RMFAIL if the outcome stays unknown, XA_RBCOMMFAIL if the broker did not get the commit.
      */
-    void commitOnePhase(BranchId id, String transaction) throws XAException {
+    void commitOnePhase(BranchId id, List<String> transactions) throws XAException {
         long since = management.position();
         try {
-            Reply reply = management.handOver("commit", id, transaction, since);
+            Reply reply = management.handOver("commit", id, transactions, since);
             if (reply.hasEnded(Reply.FORGOTTEN)) {
                 throw Failure.of(XAException.XAER_RMFAIL, reply.description);
             }
@@ -80,10 +84,10 @@ final class BranchRequests {
     }
 
     /** Returns the branches that are prepared, or that an administrator has ended. */
-    Xid[] recover() throws XAException {
+    BranchId[] recover() throws XAException {
         Reply reply = withoutRetry(asked(() -> management.ask("recover", null, 0)));
         check(reply);
-        return reply.text == null ? new Xid[0] : reply.text.lines().map(BranchId::listed).toArray(Xid[]::new);
+        return reply.text == null ? new BranchId[0] : reply.text.lines().map(BranchId::listed).toArray(BranchId[]::new);
     }
 
     /**

@@ -1,70 +1,124 @@
 package bascule.xa;
 
 import jakarta.jms.JMSException;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.stream.Collectors;
 import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
+import org.apache.qpid.jms.JmsConnection;
 
 /**
  * The {@code XAResource} of one session.
  *
- * <p>Until it is prepared, a branch is the local transaction of its session, and ends with the connection of the session. A prepared branch
- * belongs to the broker: any resource can end it. A session has one branch at a time. The next branch starts after the prepare, the
- * one-phase commit or the rollback.
+ * <p>Until it is prepared, a branch is the local transactions of its sessions, and ends with their connection. A prepared branch belongs to
+ * the broker: any resource can end it. A session has one branch at a time. The next branch starts after the prepare, the one-phase commit or
+ * the rollback.
+ *
+ * <p>The resource that begins a branch owns it. Resources of other sessions of the connection join it, and leave its end to the owner. A
+ * resource may lock the owner of its branch, and an owner locks no resource.
  */
 final class BranchResource implements XAResource {
-    private enum State {
-        ACTIVE,
-        SUSPENDED,
-        ENDED,
-        /** The branch can only be rolled back. */
-        FAILED
-    }
-
+    private final JmsConnection connection;
     private final BranchSession session;
     private final BranchRequests requests;
-    private BranchId branch;
-    private State state;
-    private String transaction;
+    private final KnownBranches known;
+    /** The work of this session; null without a branch. */
+    private SessionWork work;
+    private BranchResource owner = this;
+    /** The work of other sessions in the branch of this resource. */
+    private final List<SessionWork> joined = new ArrayList<>();
     /** The local transaction that has become a branch, and that the session has still to leave; null without one. */
     private String handedOver;
     private Deadline deadline = Deadline.NONE;
     private int timeoutSeconds;
     private boolean scanning;
 
-    BranchResource(BranchSession session, Management management) {
+    BranchResource(JmsConnection connection, BranchSession session, Management management, KnownBranches known) {
+        this.connection = connection;
         this.session = session;
+        this.known = known;
         this.requests = new BranchRequests(management);
     }
 
     @Override
     public synchronized void start(Xid xid, int flags) throws XAException {
-        BranchId id = BranchId.of(xid);
+        BranchId id = BranchId.checked(xid, "start");
+        leaveFinished();
         switch (flags) {
             case TMNOFLAGS:
                 begin(id);
                 break;
             case TMJOIN:
-                require(id, State.ENDED, "start(TMJOIN)");
+                if (has(id)) {
+                    work.restart(false, "start(TMJOIN)");
+                } else {
+                    join(id);
+                }
                 break;
             case TMRESUME:
-                require(id, State.SUSPENDED, "start(TMRESUME)");
+                own(id, "start(TMRESUME)");
+                work.restart(true, "start(TMRESUME)");
                 break;
             default:
                 throw Failure.of(XAException.XAER_INVAL, "start: invalid flags " + flags + "; use TMNOFLAGS, TMJOIN or TMRESUME");
         }
-        state = State.ACTIVE;
-        session.activate(deadline);
     }
 
     private void begin(BranchId id) throws XAException {
-        if (id.equals(branch)) {
+        if (has(id)) {
             throw Failure.of(XAException.XAER_DUPID, "start: branch " + id + " has already been started");
         }
-        if (branch != null) {
-            throw Failure.of(XAException.XAER_PROTO, "start: branch " + branch + " of this session has not been prepared, committed or rolled back yet");
+        refuseSecondBranch();
+        if (!known.begin(id, this)) {
+            throw Failure.of(XAException.XAER_DUPID, "start: branch " + id + " exists: another session has started it, or it is prepared");
         }
+        deadline = Deadline.in(timeoutSeconds);
+        try {
+            work = fresh(id, deadline);
+        } finally {
+            if (work == null) {
+                known.ended(id);
+            }
+        }
+    }
+
+    /** Takes part in a branch that another session of the connection has begun. */
+    private void join(BranchId id) throws XAException {
+        refuseSecondBranch();
+        BranchResource found = known.owner(id);
+        if (found == null) {
+            throw unknown(id, "start(TMJOIN)");
+        }
+        if (found.connection != connection) {
+            throw Failure.of(XAException.XAER_PROTO, "start(TMJOIN): branch " + id + " belongs to another connection, and can only be joined there");
+        }
+        work = found.admit(id, this);
+        owner = found;
+    }
+
+    /** Returns the work of another session, which joins a branch of this resource. */
+    private synchronized SessionWork admit(BranchId id, BranchResource other) throws XAException {
+        if (!has(id)) {
+            throw unknown(id, "start(TMJOIN)");
+        }
+        SessionWork joining = other.fresh(id, deadline);
+        joined.add(joining);
+        return joining;
+    }
+
+    private void refuseSecondBranch() throws XAException {
+        if (work != null) {
+            throw Failure.of(
+                XAException.XAER_PROTO, "start: branch " + work.branch + " of this session has not been prepared, committed or rolled back yet");
+        }
+    }
+
+    /** Begins the work of the session in its local transaction. The caller holds the lock. */
+    private SessionWork fresh(BranchId id, Deadline until) throws XAException {
         leaveHandedOver();
+        String transaction;
         try {
             transaction = session.freshTransactionId();
         } catch (JMSException failure) {
@@ -73,40 +127,33 @@ final class BranchResource implements XAResource {
         if (transaction == null) {
             throw Failure.of(XAException.XAER_RMFAIL, "start: the connection of the session is lost or closed");
         }
-        branch = id;
-        deadline = Deadline.in(timeoutSeconds);
+        return new SessionWork(id, transaction, session, until);
     }
 
     @Override
     public synchronized void end(Xid xid, int flags) throws XAException {
-        BranchId id = own(xid, "end");
-        if (state != State.ACTIVE && !(state == State.SUSPENDED && flags != TMSUSPEND)) {
-            throw Failure.of(XAException.XAER_PROTO, "end: branch " + id + " is not active");
-        }
-        switch (flags) {
-            case TMSUCCESS:
-                state = State.ENDED;
-                break;
-            case TMFAIL:
-                state = State.FAILED;
-                break;
-            case TMSUSPEND:
-                state = State.SUSPENDED;
-                break;
-            default:
-                throw Failure.of(XAException.XAER_INVAL, "end: invalid flags " + flags + "; use TMSUCCESS, TMFAIL or TMSUSPEND");
-        }
-        session.suspend();
+        leaveFinished();
+        own(BranchId.checked(xid, "end"), "end");
+        work.end(flags);
     }
 
     @Override
     public synchronized int prepare(Xid xid) throws XAException {
-        BranchId id = own(xid, "prepare");
+        BranchId id = BranchId.checked(xid, "prepare");
+        leaveFinished();
+        own(id, "prepare");
+        if (owner != this) {
+            return owner.prepare(xid);
+        }
         checkCommittable("prepare");
         try {
-            int vote = requests.prepare(id, transaction);
-            branch = null;
-            handedOver = transaction;
+            int vote = requests.prepare(id, transactions());
+            if (vote == XA_OK) {
+                known.prepared(id);
+            } else {
+                known.ended(id);
+            }
+            handOver();
             return vote;
         } catch (XAException failure) {
             giveUp();
@@ -116,18 +163,23 @@ final class BranchResource implements XAResource {
 
     @Override
     public synchronized void commit(Xid xid, boolean onePhase) throws XAException {
-        BranchId id = BranchId.of(xid);
+        BranchId id = BranchId.checked(xid, "commit");
+        leaveFinished();
         if (!onePhase) {
-            refuseUnprepared(id, "commit");
-            requests.commit(id, this::leaveHandedOver);
+            refuseUnprepared(id);
+            finish(id, () -> requests.commit(id, this::leaveHandedOver));
             return;
         }
-        own(xid, "commit");
+        own(id, "commit");
+        if (owner != this) {
+            owner.commit(xid, true);
+            return;
+        }
         checkCommittable("commit");
         try {
-            requests.commitOnePhase(id, transaction);
-            branch = null;
-            handedOver = transaction;
+            requests.commitOnePhase(id, transactions());
+            known.ended(id);
+            handOver();
             leaveHandedOver();
         } catch (XAException failure) {
             giveUp();
@@ -137,13 +189,15 @@ final class BranchResource implements XAResource {
 
     @Override
     public synchronized void rollback(Xid xid) throws XAException {
-        BranchId id = BranchId.of(xid);
-        if (!id.equals(branch)) {
-            requests.rollback(id);
-            return;
+        BranchId id = BranchId.checked(xid, "rollback");
+        leaveFinished();
+        if (!has(id)) {
+            finish(id, () -> requests.rollback(id));
+        } else if (owner != this) {
+            owner.rollback(xid);
+        } else {
+            giveUp();
         }
-        branch = null;
-        session.rollback();
     }
 
     @Override
@@ -153,15 +207,23 @@ final class BranchResource implements XAResource {
         }
         boolean starts = (flags & TMSTARTRSCAN) != 0;
         if (!starts && flags == TMNOFLAGS && !scanning) {
-            throw Failure.of(XAException.XAER_PROTO, "recover: no scan is open; start one with TMSTARTRSCAN");
+            throw Failure.of(XAException.XAER_INVAL, "recover: no scan is open; start one with TMSTARTRSCAN");
         }
         scanning = (flags & TMENDRSCAN) == 0;
-        return starts ? requests.recover() : new Xid[0]; // the start of a scan returns all branches
+        if (!starts) {
+            return new Xid[0]; // the start of the scan has returned all branches
+        }
+        BranchId[] found = requests.recover();
+        for (BranchId each : found) {
+            known.prepared(each);
+        }
+        return found;
     }
 
     @Override
     public synchronized void forget(Xid xid) throws XAException {
-        requests.forget(BranchId.of(xid));
+        BranchId id = BranchId.checked(xid, "forget");
+        finish(id, () -> requests.forget(id));
     }
 
     /** Returns the seconds after which a branch can only be rolled back; 0 if only the broker's {@code transaction_timeout_s} applies. */
@@ -179,54 +241,91 @@ final class BranchResource implements XAResource {
         return true;
     }
 
-    /** Returns whether a branch can be joined: only by its own session, because a local transaction belongs to one session. */
+    /** Returns whether a branch of one can be joined by the other: if they have one connection, which local transactions belong to. */
     @Override
     public boolean isSameRM(XAResource other) {
-        return other == this;
+        return other instanceof BranchResource && ((BranchResource) other).connection == connection;
     }
 
-    private BranchId own(Xid xid, String call) throws XAException {
-        BranchId id = BranchId.of(xid);
-        if (!id.equals(branch)) {
-            throw Failure.of(XAException.XAER_NOTA, call + ": branch " + id + " was not started on this session");
+    private interface Ending {
+        void carryOut() throws XAException;
+    }
+
+    /** Ends a branch that is prepared, or was before. */
+    private void finish(BranchId id, Ending ending) throws XAException {
+        try {
+            ending.carryOut();
+        } catch (XAException failure) {
+            if (failure.errorCode == XAException.XAER_NOTA) {
+                known.ended(id);
+            }
+            throw failure;
         }
-        return id;
+        known.ended(id);
     }
 
-    private void require(BranchId id, State wanted, String call) throws XAException {
-        own(id, call);
-        if (state != wanted) {
-            throw Failure.of(XAException.XAER_PROTO, call + ": branch " + id + " is " + state);
+    private boolean has(BranchId id) {
+        return work != null && work.branch.equals(id);
+    }
+
+    private void own(BranchId id, String call) throws XAException {
+        if (!has(id)) {
+            throw unknown(id, call);
         }
     }
 
-    private void refuseUnprepared(BranchId id, String call) throws XAException {
-        if (id.equals(branch)) {
-            throw Failure.of(XAException.XAER_PROTO, call + ": branch " + id + " is not prepared");
+    private XAException unknown(BranchId id, String call) {
+        if (known.isPrepared(id)) {
+            return Failure.of(XAException.XAER_PROTO, call + ": branch " + id + " is prepared");
+        }
+        return Failure.of(XAException.XAER_NOTA, call + ": branch " + id + " was not started on this session");
+    }
+
+    private void refuseUnprepared(BranchId id) throws XAException {
+        if (has(id) || known.owner(id) != null) {
+            throw Failure.of(XAException.XAER_PROTO, "commit: branch " + id + " is not prepared");
         }
     }
 
     /** Rolls back a branch that cannot be committed, and throws the reason. */
     private void checkCommittable(String call) throws XAException {
-        if (state == State.ACTIVE || state == State.SUSPENDED) {
-            throw Failure.of(XAException.XAER_PROTO, call + ": branch " + branch + " has not ended");
+        for (SessionWork each : all()) {
+            each.checkEnded(call);
         }
-        int code = 0;
-        String why = "";
-        if (state == State.FAILED) {
-            code = XAException.XA_RBROLLBACK;
-            why = "its work has failed";
-        } else if (deadline.isOver()) {
-            code = XAException.XA_RBTIMEOUT;
-            why = "it took longer than " + timeoutSeconds + " s";
-        } else if (!transaction.equals(session.transactionId())) {
-            code = XAException.XA_RBCOMMFAIL;
-            why = "the connection was lost while it was active";
+        for (SessionWork each : all()) {
+            XAException refusal = each.refusal(call);
+            if (refusal != null) {
+                giveUp();
+                throw refusal;
+            }
         }
-        if (code != 0) {
-            BranchId rolledBack = branch;
-            giveUp();
-            throw Failure.of(code, call + ": branch " + rolledBack + " was rolled back: " + why);
+    }
+
+    /** Returns the work of all sessions in the branch of this resource, its own first. */
+    private List<SessionWork> all() {
+        List<SessionWork> all = new ArrayList<>(List.of(work));
+        all.addAll(joined);
+        return all;
+    }
+
+    private List<String> transactions() {
+        return all().stream().map(each -> each.transaction).collect(Collectors.toList());
+    }
+
+    /** Notes that the broker has the branch. Each session leaves its local transaction before it begins the next one. */
+    private void handOver() {
+        joined.forEach(SessionWork::handOver);
+        joined.clear();
+        handedOver = work.transaction;
+        work = null;
+    }
+
+    /** Forgets the branch that this resource has joined, if its owner has ended it. */
+    private void leaveFinished() {
+        if (work != null && work.isOver()) {
+            handedOver = work.isHandedOver() ? work.transaction : null;
+            work = null;
+            owner = this;
         }
     }
 
@@ -244,10 +343,20 @@ final class BranchResource implements XAResource {
         }
     }
 
-    private void giveUp() {
-        if (branch != null) {
-            branch = null;
-            session.rollback();
+    /** Leaves the session, which is about to close; a branch that is not prepared ends with it. */
+    synchronized void close() {
+        leaveFinished();
+        leaveHandedOver();
+        if (work != null && owner == this) {
+            known.ended(work.branch);
         }
+    }
+
+    private void giveUp() {
+        known.ended(work.branch);
+        joined.forEach(SessionWork::rollback);
+        joined.clear();
+        work.rollback();
+        work = null;
     }
 }

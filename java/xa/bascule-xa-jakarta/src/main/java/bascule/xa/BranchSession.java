@@ -39,6 +39,11 @@ final class BranchSession {
         active = false;
     }
 
+    /** Returns whether a thread is sending or receiving. After {@link #suspend} no further call begins. */
+    boolean isInUse() {
+        return use.isLocked();
+    }
+
     /** Begins a call of the application that sends or receives. */
     void enter() throws JMSException {
         if (!use.tryLock()) {

@@ -2,6 +2,8 @@ package bascule.xa;
 
 import jakarta.jms.JMSException;
 import jakarta.jms.Session;
+import jakarta.jms.XAConnection;
+import jakarta.jms.XAJMSContext;
 import jakarta.jms.XASession;
 import java.lang.reflect.Method;
 import java.lang.reflect.Proxy;
@@ -13,39 +15,67 @@ import org.apache.qpid.jms.JmsSession;
 /** An {@code XAConnection}: a connection of Qpid JMS that also makes XA sessions. */
 final class ConnectionHandler extends DelegatingHandler {
     private final Connector connector;
+    private final KnownBranches known;
     private final JmsConnection connection;
+    private final ConnectionStart start;
     private final Interruptions interruptions = new Interruptions();
     private final Set<BranchResource> resources = ConcurrentHashMap.newKeySet();
 
-    ConnectionHandler(Connector connector) throws JMSException {
-        this(connector, connector.connect());
+    ConnectionHandler(Connector connector, KnownBranches known) throws JMSException {
+        this(connector, known, connector.connect());
     }
 
-    private ConnectionHandler(Connector connector, JmsConnection connection) {
+    private ConnectionHandler(Connector connector, KnownBranches known, JmsConnection connection) {
         super(connection);
         this.connector = connector;
+        this.known = known;
         this.connection = connection;
+        this.start = new ConnectionStart(connection);
         connection.addConnectionListener(interruptions);
+    }
+
+    XAConnection connection() {
+        Class<?>[] interfaces = {XAConnection.class};
+        return (XAConnection) Proxy.newProxyInstance(XAConnection.class.getClassLoader(), interfaces, this);
+    }
+
+    /** Returns a context with the only XA session of the connection. Closes the connection if that fails. */
+    XAJMSContext context() throws JMSException {
+        try {
+            BranchSession branches = newSession();
+            return ContextHandler.create(connection, start, branches, session(branches));
+        } catch (JMSException | RuntimeException failure) {
+            connection.close();
+            throw failure;
+        }
     }
 
     @Override
     Object handle(Object proxy, Method method, Object[] arguments) throws Throwable {
         switch (method.getName()) {
             case "createXASession":
-                return session();
+                return session(newSession());
+            case "start":
+                start.start();
+                return null;
+            case "stop":
+                start.stop();
+                return null;
             case "close":
-                resources.forEach(BranchResource::leaveHandedOver); // Qpid JMS would try to roll the transactions of branches back
+                resources.forEach(BranchResource::close); // Qpid JMS would try to roll the transactions of branches back
                 return delegate(method, arguments);
             default:
                 return delegate(method, arguments);
         }
     }
 
-    private XASession session() throws JMSException {
-        JmsSession session = (JmsSession) connection.createSession(true, Session.SESSION_TRANSACTED);
-        BranchSession branches = new BranchSession(session);
-        Management management = new Management(connection, interruptions, connector);
-        BranchResource resource = new BranchResource(branches, management);
+    private BranchSession newSession() throws JMSException {
+        return new BranchSession((JmsSession) connection.createSession(true, Session.SESSION_TRANSACTED));
+    }
+
+    private XASession session(BranchSession branches) {
+        Management management = new Management(connection, start, interruptions, connector);
+        BranchResource resource = new BranchResource(connection, branches, management, known);
         resources.add(resource);
         SessionHandler handler = new SessionHandler(branches, management, resource, () -> resources.remove(resource));
         return (XASession) Proxy.newProxyInstance(XASession.class.getClassLoader(), new Class<?>[] {XASession.class}, handler);

@@ -22,6 +22,11 @@ abstract class DelegatingHandler implements InvocationHandler {
 
     abstract Object handle(Object proxy, Method method, Object[] arguments) throws Throwable;
 
+    /** Returns the Qpid JMS object. */
+    final Object target() {
+        return target;
+    }
+
     /** Calls the method of the Qpid JMS object. */
     final Object delegate(Method method, Object[] arguments) throws Throwable {
         try {

@@ -7,6 +7,7 @@ import jakarta.jms.MessageConsumer;
 import jakarta.jms.MessageProducer;
 import jakarta.jms.Session;
 import jakarta.jms.TemporaryQueue;
+import java.util.List;
 import java.util.concurrent.TimeUnit;
 import org.apache.qpid.jms.JmsConnection;
 import org.apache.qpid.jms.JmsSession;
@@ -26,6 +27,7 @@ final class Management {
     private static final Runnable NOTHING = () -> {};
 
     private final JmsConnection connection;
+    private final ConnectionStart start;
     private final Interruptions interruptions;
     private final Connector connector;
     private Session session;
@@ -36,8 +38,9 @@ final class Management {
     private long requests;
     private long position;
 
-    Management(JmsConnection connection, Interruptions interruptions, Connector connector) {
+    Management(JmsConnection connection, ConnectionStart start, Interruptions interruptions, Connector connector) {
         this.connection = connection;
+        this.start = start;
         this.interruptions = interruptions;
         this.connector = connector;
     }
@@ -47,31 +50,31 @@ final class Management {
         return position;
     }
 
-    /** Sends a request about the local transaction of a branch, which only this connection has. */
-    synchronized Reply handOver(String operation, BranchId branch, String transaction, long since) throws AnswerLost {
-        return request(operation, branch, transaction, since, NOTHING);
+    /** Sends a request about the local transactions of a branch, which only this connection has. {@code transactions} has their ids. */
+    synchronized Reply handOver(String operation, BranchId branch, List<String> transactions, long since) throws AnswerLost {
+        return request(operation, branch, transactions, since, NOTHING);
     }
 
     /** Sends a request that may be repeated: on this connection and, if there is no answer, once more on a new one. */
     synchronized Reply ask(String operation, BranchId branch, long since) throws AnswerLost {
-        return askAgain(operation, branch, null, since);
+        return askAgain(operation, branch, List.of(), since);
     }
 
     /** Does the same as {@link #ask}, and runs {@code meanwhile} between the request and its answer, if the request could be sent. */
     synchronized Reply ask(String operation, BranchId branch, Runnable meanwhile) throws AnswerLost {
-        return askAgain(operation, branch, null, 0, meanwhile);
+        return askAgain(operation, branch, List.of(), 0, meanwhile);
     }
 
     /** Repeats a request whose answer was lost, which may be the one about a local transaction; see {@link #ask}. */
-    synchronized Reply askAgain(String operation, BranchId branch, String transaction, long since) throws AnswerLost {
-        return askAgain(operation, branch, transaction, since, NOTHING);
+    synchronized Reply askAgain(String operation, BranchId branch, List<String> transactions, long since) throws AnswerLost {
+        return askAgain(operation, branch, transactions, since, NOTHING);
     }
 
-    private Reply askAgain(String operation, BranchId branch, String transaction, long since, Runnable meanwhile) throws AnswerLost {
+    private Reply askAgain(String operation, BranchId branch, List<String> transactions, long since, Runnable meanwhile) throws AnswerLost {
         try {
-            return request(operation, branch, transaction, since, meanwhile);
+            return request(operation, branch, transactions, since, meanwhile);
         } catch (AnswerLost lost) {
-            return askOnNewConnection(operation, branch, transaction, since);
+            return askOnNewConnection(operation, branch, transactions, since);
         }
     }
 
@@ -87,7 +90,7 @@ final class Management {
         }
     }
 
-    private Reply askOnNewConnection(String operation, BranchId branch, String transaction, long since) throws AnswerLost {
+    private Reply askOnNewConnection(String operation, BranchId branch, List<String> transactions, long since) throws AnswerLost {
         JmsConnection other;
         try {
             other = connector.connect();
@@ -97,7 +100,7 @@ final class Management {
         Interruptions losses = new Interruptions();
         other.addConnectionListener(losses);
         try {
-            Reply reply = new Management(other, losses, connector).request(operation, branch, transaction, since, NOTHING);
+            Reply reply = new Management(other, new ConnectionStart(other), losses, connector).request(operation, branch, transactions, since, NOTHING);
             position = Math.max(position, reply.position);
             return reply;
         } finally {
@@ -109,21 +112,17 @@ final class Management {
         }
     }
 
-    private Reply request(String operation, BranchId branch, String transaction, long since, Runnable meanwhile) throws AnswerLost {
+    private Reply request(String operation, BranchId branch, List<String> transactions, long since, Runnable meanwhile)
+        throws AnswerLost {
         try {
             open();
-            boolean started = connection.isStarted();
-            if (!started) {
-                connection.start(); // otherwise no answer is delivered: the application may not have started its connection yet
-            }
+            start.beginRequest();
             try {
-                Reply reply = new Reply(answer(message(operation, branch, transaction, since), meanwhile));
+                Reply reply = new Reply(answer(message(operation, branch, transactions, since), meanwhile));
                 position = Math.max(position, reply.position);
                 return reply;
             } finally {
-                if (!started) {
-                    connection.stop();
-                }
+                start.endRequest();
             }
         } catch (JMSException failure) {
             close();
@@ -165,7 +164,7 @@ final class Management {
         }
     }
 
-    private Message message(String operation, BranchId branch, String transaction, long since) throws JMSException {
+    private Message message(String operation, BranchId branch, List<String> transactions, long since) throws JMSException {
         Message request = session.createMessage();
         request.setStringProperty("type", TYPE);
         request.setStringProperty("operation", operation);
@@ -174,8 +173,11 @@ final class Management {
             request.setStringProperty("gtrid", Hex.of(branch.getGlobalTransactionId()));
             request.setStringProperty("bqual", Hex.of(branch.getBranchQualifier()));
         }
-        if (transaction != null) {
-            request.setStringProperty("txnId", transaction);
+        if (!transactions.isEmpty()) {
+            request.setStringProperty("txnId", transactions.get(0));
+        }
+        if (transactions.size() > 1) {
+            request.setStringProperty("joined", String.join(",", transactions.subList(1, transactions.size())));
         }
         if (since > 0) {
             request.setLongProperty("since", since);

@@ -1,12 +1,10 @@
 package bascule.xa;
 
 import jakarta.jms.IllegalStateException;
-import jakarta.jms.JMSException;
 import jakarta.jms.MessageConsumer;
 import jakarta.jms.MessageProducer;
 import jakarta.jms.TransactionInProgressException;
 import java.lang.reflect.Method;
-import java.lang.reflect.Proxy;
 
 /** An {@code XASession}: it sends and receives only within the branch that its {@code XAResource} has started. */
 final class SessionHandler extends DelegatingHandler {
@@ -38,9 +36,9 @@ final class SessionHandler extends DelegatingHandler {
             case "getMessageListener":
                 return null;
             case "setMessageListener":
-                throw noListener();
+                throw LinkHandler.noListener();
             case "close":
-                resource.leaveHandedOver();
+                resource.close();
                 management.close();
                 session.close();
                 closed.run();
@@ -55,37 +53,6 @@ final class SessionHandler extends DelegatingHandler {
         if (!MessageProducer.class.isAssignableFrom(type) && !MessageConsumer.class.isAssignableFrom(type)) {
             return result;
         }
-        return Proxy.newProxyInstance(type.getClassLoader(), new Class<?>[] {type}, new LinkHandler(result));
-    }
-
-    private static JMSException noListener() {
-        return new IllegalStateException("a message listener cannot take part in a transaction; call receive() within the transaction");
-    }
-
-    /** A producer or a consumer of the session. */
-    private final class LinkHandler extends DelegatingHandler {
-        LinkHandler(Object target) {
-            super(target);
-        }
-
-        @Override
-        Object handle(Object proxy, Method method, Object[] arguments) throws Throwable {
-            switch (method.getName()) {
-                case "send":
-                case "publish":
-                case "receive":
-                case "receiveNoWait":
-                    session.enter();
-                    try {
-                        return delegate(method, arguments);
-                    } finally {
-                        session.leave();
-                    }
-                case "setMessageListener":
-                    throw noListener();
-                default:
-                    return delegate(method, arguments);
-            }
-        }
+        return LinkHandler.guarded(type, result, session);
     }
 }

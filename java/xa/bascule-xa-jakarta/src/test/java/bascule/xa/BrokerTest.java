@@ -178,9 +178,73 @@ class BrokerTest {
         assertTrue(Arrays.asList(resource.recover(XAResource.TMSTARTRSCAN)).contains(BranchId.of(xid)));
         assertEquals(0, resource.recover(XAResource.TMNOFLAGS).length);
         assertEquals(0, resource.recover(XAResource.TMENDRSCAN).length);
-        assertCode(XAException.XAER_PROTO, () -> resource.recover(XAResource.TMNOFLAGS));
+        assertCode(XAException.XAER_INVAL, () -> resource.recover(XAResource.TMNOFLAGS));
         assertCode(XAException.XAER_INVAL, () -> resource.recover(XAResource.TMJOIN));
         resource.rollback(xid);
+    }
+
+    @Test
+    void branchThatIsPreparedOrHasAnotherSessionIsNotStartedAgain() throws Exception {
+        Xid xid = shop.work();
+        XAResource second = shop.connection.createXASession().getXAResource();
+        assertCode(XAException.XAER_DUPID, () -> second.start(xid, XAResource.TMNOFLAGS));
+        assertCode(XAException.XAER_PROTO, () -> second.commit(xid, false));
+        resource.end(xid, XAResource.TMSUCCESS);
+        assertEquals(XAResource.XA_OK, resource.prepare(xid));
+        assertCode(XAException.XAER_DUPID, () -> resource.start(xid, XAResource.TMNOFLAGS));
+        assertCode(XAException.XAER_PROTO, () -> resource.start(xid, XAResource.TMJOIN));
+        assertCode(XAException.XAER_PROTO, () -> resource.end(xid, XAResource.TMSUCCESS));
+        assertCode(XAException.XAER_PROTO, () -> resource.prepare(xid));
+        assertCode(XAException.XAER_PROTO, () -> second.commit(xid, true));
+        second.rollback(xid);
+        assertEquals(BEFORE, shop.waiting());
+        resource.start(xid, XAResource.TMNOFLAGS);
+        resource.rollback(xid);
+    }
+
+    @Test
+    void recoveredBranchIsNotStartedAgain() throws Exception {
+        Xid xid = shop.worked();
+        resource.prepare(xid);
+        try (Shop other = new Shop()) {
+            assertTrue(isListed(other.resource, xid));
+            assertCode(XAException.XAER_DUPID, () -> other.resource.start(xid, XAResource.TMNOFLAGS));
+            other.resource.rollback(xid);
+        }
+    }
+
+    @Test
+    void callsWithoutAValidXidAreRefused() {
+        for (String invalid : new String[] {"prepared 1 -1:67:62", "prepared 1 7::62", "prepared 1 7:" + "67".repeat(65) + ":62"}) {
+            Xid xid = BranchId.listed(invalid);
+            assertCode(XAException.XAER_INVAL, () -> resource.start(xid, XAResource.TMNOFLAGS));
+            assertCode(XAException.XAER_INVAL, () -> resource.rollback(xid));
+        }
+        assertCode(XAException.XAER_INVAL, () -> resource.start(null, XAResource.TMNOFLAGS));
+        assertCode(XAException.XAER_INVAL, () -> resource.end(null, XAResource.TMSUCCESS));
+        assertCode(XAException.XAER_INVAL, () -> resource.prepare(null));
+        assertCode(XAException.XAER_INVAL, () -> resource.commit(null, false));
+        assertCode(XAException.XAER_INVAL, () -> resource.forget(null));
+    }
+
+    @Test
+    void branchThatEndsWhileAnotherThreadIsInACallIsRolledBack() throws Exception {
+        Xid xid = shop.work();
+        Thread receiver = new Thread(() -> {
+            try {
+                shop.orders.receive();
+            } catch (JMSException closed) {
+                return; // by the rollback
+            }
+        });
+        receiver.start();
+        while (receiver.getState() != Thread.State.WAITING && receiver.getState() != Thread.State.TIMED_WAITING) {
+            Thread.onSpinWait();
+        }
+        assertCode(XAException.XA_RBPROTO, () -> resource.end(xid, XAResource.TMSUCCESS));
+        assertCode(XAException.XA_RBROLLBACK, () -> resource.prepare(xid));
+        receiver.join();
+        assertEquals(BEFORE, shop.waiting());
     }
 
     @Test
@@ -226,7 +290,9 @@ class BrokerTest {
         assertThrows(TransactionInProgressException.class, shop.session::rollback);
         assertThrows(JMSException.class, () -> shop.orders.setMessageListener(message -> {}));
         assertTrue(resource.isSameRM(resource));
-        assertFalse(resource.isSameRM(shop.connection.createXASession().getXAResource()));
+        try (Shop other = new Shop()) {
+            assertFalse(resource.isSameRM(other.resource));
+        }
         Session local = shop.connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
         assertFalse(local.getTransacted());
     }

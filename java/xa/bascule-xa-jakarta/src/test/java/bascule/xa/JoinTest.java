@@ -1,0 +1,134 @@
+package bascule.xa;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import jakarta.jms.JMSException;
+import jakarta.jms.MessageProducer;
+import jakarta.jms.XASession;
+import java.util.List;
+import javax.transaction.xa.XAException;
+import javax.transaction.xa.XAResource;
+import javax.transaction.xa.Xid;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
+
+/** Two sessions of a connection in one branch, with a real broker. */
+@Tag("broker")
+@Timeout(240)
+class JoinTest {
+    private static final List<String> BEFORE = List.of("order");
+    private static final List<String> AFTER = List.of("bill of order", "joined");
+
+    private Shop shop;
+    private XASession second;
+    private MessageProducer bills;
+    private XAResource resource;
+    private XAResource joining;
+
+    @BeforeEach
+    void open() throws JMSException {
+        shop = new Shop();
+        resource = shop.resource;
+        second = shop.connection.createXASession();
+        joining = second.getXAResource();
+        bills = second.createProducer(shop.bills.getDestination());
+    }
+
+    @AfterEach
+    void close() throws JMSException {
+        shop.close();
+    }
+
+    private static void assertCode(int code, Executable call) {
+        assertEquals(code, assertThrows(XAException.class, call).errorCode);
+    }
+
+    /** Works in a branch with both sessions. */
+    private Xid joined() throws Exception {
+        Xid xid = shop.work();
+        joining.start(xid, XAResource.TMJOIN);
+        bills.send(second.createTextMessage("joined"));
+        return xid;
+    }
+
+    private Xid ended() throws Exception {
+        Xid xid = joined();
+        joining.end(xid, XAResource.TMSUCCESS);
+        resource.end(xid, XAResource.TMSUCCESS);
+        return xid;
+    }
+
+    @Test
+    void branchOfTwoSessionsIsPreparedAndCommittedByOneOfThem() throws Exception {
+        assertTrue(resource.isSameRM(joining));
+        Xid xid = ended();
+        assertEquals(XAResource.XA_OK, resource.prepare(xid));
+        assertEquals(List.of(), shop.waiting());
+        resource.commit(xid, false);
+        assertEquals(AFTER, shop.waiting());
+        Xid next = Branch.create();
+        joining.start(next, XAResource.TMNOFLAGS);
+        bills.send(second.createTextMessage("next"));
+        joining.end(next, XAResource.TMSUCCESS);
+        joining.commit(next, true);
+        assertEquals(3, shop.waiting().size());
+    }
+
+    @Test
+    void resourceThatHasJoinedEndsTheWholeBranch() throws Exception {
+        joining.rollback(ended());
+        assertEquals(BEFORE, shop.waiting());
+        Xid prepared = ended();
+        assertEquals(XAResource.XA_OK, joining.prepare(prepared));
+        joining.rollback(prepared);
+        assertEquals(BEFORE, shop.waiting());
+        joining.commit(ended(), true);
+        assertEquals(AFTER, shop.waiting());
+    }
+
+    @Test
+    void branchEndsOnlyAfterTheWorkOfBothSessionsHasEnded() throws Exception {
+        Xid xid = joined();
+        resource.end(xid, XAResource.TMSUCCESS);
+        assertCode(XAException.XAER_PROTO, () -> resource.prepare(xid));
+        joining.end(xid, XAResource.TMSUSPEND);
+        assertCode(XAException.XAER_PROTO, () -> resource.commit(xid, true));
+        joining.start(xid, XAResource.TMRESUME);
+        joining.end(xid, XAResource.TMFAIL);
+        assertCode(XAException.XA_RBROLLBACK, () -> resource.prepare(xid));
+        assertEquals(BEFORE, shop.waiting());
+    }
+
+    @Test
+    void branchIsRolledBackIfASessionThatHasJoinedIsClosed() throws Exception {
+        Xid xid = ended();
+        second.close();
+        assertCode(XAException.XA_RBCOMMFAIL, () -> resource.prepare(xid));
+        assertEquals(BEFORE, shop.waiting());
+    }
+
+    @Test
+    void sessionOfAnotherConnectionDoesNotJoin() throws Exception {
+        BasculeXAConnectionFactory factory = new BasculeXAConnectionFactory(Shop.brokerUrl());
+        try (jakarta.jms.XAConnection one = factory.createXAConnection(); jakarta.jms.XAConnection other = factory.createXAConnection()) {
+            XAResource first = one.createXASession().getXAResource();
+            XAResource foreign = other.createXASession().getXAResource();
+            assertFalse(first.isSameRM(foreign));
+            Xid xid = Branch.create();
+            first.start(xid, XAResource.TMNOFLAGS);
+            assertCode(XAException.XAER_PROTO, () -> foreign.start(xid, XAResource.TMJOIN));
+            Xid own = Branch.create();
+            foreign.start(own, XAResource.TMNOFLAGS);
+            foreign.end(own, XAResource.TMSUCCESS);
+            assertEquals(XAResource.XA_RDONLY, foreign.prepare(own));
+        }
+        assertCode(XAException.XAER_NOTA, () -> joining.start(Branch.create(), XAResource.TMJOIN));
+    }
+}
