@@ -101,6 +101,7 @@ class EpochProtocol:
         self._on_their_way = 0  # appends without an outcome
         self._in_gap = False  # records between two records of this epoch are being read
         self._flush_due = False
+        self._linger: Timer | None = None  # appends an open record for which nobody waits
         self._oldest_since_s = 0.0
         self._seen_s: float | None = None  # when this process was last known to run; None before the watch begins
         self._watch: Timer | None = None
@@ -237,11 +238,15 @@ class EpochProtocol:
     def _work(self, urgent: bool) -> None:
         if urgent:
             self._effects.soon(self.flush)
-        else:
-            self._effects.after(self._limits.linger_s, self.flush)
+        elif self._linger is None:
+            self._linger = self._effects.after(self._limits.linger_s, self.flush)
 
     def flush(self) -> None:
         """Append the open record, unless enough records are in flight. A small record waits for those in flight."""
+        if self._linger is not None:
+            # The timer would wake the process, and append the first acknowledgements of a later record without the next send.
+            self._linger.cancel()
+            self._linger = None
         if self.ended:
             return
         in_flight, limits = len(self.engine.journaling.in_flight), self._limits
@@ -467,7 +472,7 @@ class EpochProtocol:
         self._stop()
 
     def _stop(self) -> None:
-        for timer in (self._watch, self._timer, self._probe):
+        for timer in (self._watch, self._timer, self._probe, self._linger):
             if timer is not None:
                 timer.cancel()
         if self._coverage is not None:
