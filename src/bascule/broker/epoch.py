@@ -85,9 +85,11 @@ class EpochProtocol:
         self._diverts = diverts
         self._coverage = coverage
         self._violations = violations
+        self._ends_after_suspension = EpochViolation.STOPPED_PROCESS_ACTS not in violations
         self._errors = errors or ErrorContainment()
         self._send_times = send_times or SendTimes()
         self.state = EpochState.FOLLOWING
+        self.ended = False  # whether nothing may be answered any more; an attribute, because it is read 15 times for a message
         self.loaded = False
         self.offsets = OffsetMap()
         self.next_offset = -1  # of the journal, behind the last record that is known to be stored
@@ -123,16 +125,12 @@ class EpochProtocol:
             )
         )
 
-    @property
-    def ended(self) -> bool:
-        """Return True if the epoch has ended, so that nothing may be answered."""
-        return self.state not in LIVE
-
     def _move(self, event: EpochEvent) -> None:
         try:
             self.state = EPOCH_TRANSITIONS[self.state, event]
         except KeyError:
             raise BrokerFault(f"epoch of journal {self._topic}: {event.value!r} in state {self.state.value!r}") from None
+        self.ended = self.state not in LIVE
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -438,7 +436,9 @@ class EpochProtocol:
 
     def awake(self) -> bool:
         """Return True if this process has run without a long suspension. A suspended process may have been replaced, so its epoch ends."""
-        if self._seen_s is not None and not self.ended and EpochViolation.STOPPED_PROCESS_ACTS not in self._violations:
+        if self.ended:
+            return False
+        if self._seen_s is not None and self._ends_after_suspension:
             still_s = self._effects.now_s() - self._seen_s
             if still_s > self._limits.still_max_s:
                 self.end(SteppedDown(f"this process was suspended for {still_s:.0f} s"))
