@@ -16,7 +16,7 @@ from bascule.amqp.composite import Composite, load
 from bascule.amqp.composite import encode_composite as _encode
 from bascule.amqp.constructors import BINARY8, DESCRIBED, FALSE, LIST8, LIST32, NULL, SMALL_UINT, SMALL_ULONG, TRUE, UINT, UINT0
 from bascule.amqp.errors import DecodeError
-from bascule.amqp.performatives import Accepted, Disposition, Flow, Released, Transfer
+from bascule.amqp.performatives import Accepted, Declared, Disposition, Flow, Released, TransactionalState, Transfer
 from bascule.amqp.types import Described, UInt, ULong
 from bascule.core import caches
 from bascule.core.caches import PeerCache
@@ -98,21 +98,65 @@ def _tail_of(transfer: Transfer, fields: int) -> TransferTail:
 T = TypeVar("T")
 
 
-class _Tails(dict[bytes, T]):
-    """A cache of frame tails by their bytes; a missing tail is decoded."""
+#: The state of a delivery in a transaction, up to its list8: size and count of the list, and binary8 with the size of the id follow.
+_TRANSACTIONAL: Final = b"\x00\x53\x34\xc0"
+_TO_ID: Final = len(_TRANSACTIONAL) + 4
 
-    def __init__(self, read: Callable[[bytes], T]) -> None:
+
+def _transaction_id_in(octets: bytes) -> tuple[int, int] | None:
+    """Return where the transaction id in a frame tail begins and ends; None if there is none, or its encoding is not the usual one."""
+    at = octets.find(_TRANSACTIONAL)
+    start = at + _TO_ID
+    if at < 0 or start > len(octets) or octets[start - 2] != BINARY8:
+        return None
+    end = start + octets[start - 1]
+    return (start, end) if end <= len(octets) else None
+
+
+class _Tails(dict[bytes, T]):
+    """A cache of frame tails by their bytes; a missing tail is decoded.
+
+    The tails of different transactions differ only in the id: the general decoder reads one of them, and the others get their own id.
+    """
+
+    def __init__(self, read: Callable[[bytes], T], state: Callable[[T], Any], with_state: Callable[[T, Any], T]) -> None:
         super().__init__()
         self._read = read
-        caches.add(PeerCache(self.__len__, _TAIL_ENTRY_BYTES, self.clear))
+        self._state = state
+        self._with_state = with_state
+        self._shapes: dict[bytes, T] = {}  # tails of transactions, by their bytes without the id
+        caches.add(PeerCache(self._count, _TAIL_ENTRY_BYTES, self._forget))
 
     def __missing__(self, octets: bytes) -> T:
         if len(octets) > _TAIL_SIZE_BYTES_MAX:
             raise DecodeError("frame tail is too long for the fast path")
-        if len(self) >= _TAILS_REMEMBERED:
-            self.clear()
-        tail = self[octets] = self._read(octets)
+        if self._count() >= _TAILS_REMEMBERED:
+            self._forget()
+        place = _transaction_id_in(octets)
+        tail = self[octets] = self._read(octets) if place is None else self._read_in_transaction(octets, *place)
         return tail
+
+    def _read_in_transaction(self, octets: bytes, start: int, end: int) -> T:
+        shape, txn_id = octets[:start] + octets[end:], octets[start:end]
+        known = self._shapes.get(shape)
+        if known is not None:
+            return self._with_state(known, TransactionalState(txn_id, self._state(known).outcome))
+        tail = self._read(octets)
+        state = self._state(tail)
+        if type(state) is TransactionalState and state.txn_id == txn_id:
+            self._shapes[shape] = tail
+        return tail
+
+    def _count(self) -> int:
+        return len(self) + len(self._shapes)
+
+    def _forget(self) -> None:
+        self.clear()
+        self._shapes.clear()
+
+
+#: The fields of a disposition from settled on: the number of all fields, settled, and the state.
+_DispositionTail = tuple[int, bool, Any]
 
 
 def _read_transfer_tail(octets: bytes) -> TransferTail:
@@ -120,8 +164,7 @@ def _read_transfer_tail(octets: bytes) -> TransferTail:
     return _tail_of(cast(Transfer, load(Described(ULong(TRANSFER), fields))), len(fields))
 
 
-def _read_disposition_tail(octets: bytes) -> tuple[int, bool, Any]:
-    """Return the number of fields, settled and state of a disposition."""
+def _read_disposition_tail(octets: bytes) -> _DispositionTail:
     fields = _values([False, UInt(0), None], octets)
     disposition = cast(Disposition, load(Described(ULong(DISPOSITION), fields)))
     return len(fields), disposition.settled, disposition.state
@@ -136,8 +179,24 @@ def _values(values: list[Any], octets: bytes) -> list[Any]:
     return values
 
 
-_transfer_tails = _Tails(_read_transfer_tail)
-_disposition_tails = _Tails(_read_disposition_tail)
+def _transfer_state(tail: TransferTail) -> Any:
+    return tail.state
+
+
+def _transfer_with(tail: TransferTail, state: Any) -> TransferTail:
+    return tail._replace(state=state)
+
+
+def _disposition_state(tail: _DispositionTail) -> Any:
+    return tail[2]
+
+
+def _disposition_with(tail: _DispositionTail, state: Any) -> _DispositionTail:
+    return tail[0], tail[1], state
+
+
+_transfer_tails = _Tails(_read_transfer_tail, _transfer_state, _transfer_with)
+_disposition_tails = _Tails(_read_disposition_tail, _disposition_state, _disposition_with)
 
 #: list8: size, count; handle by its code; delivery-id; size of the delivery-tag
 _handle0_from = struct.Struct(">xBBxBIBB").unpack_from
@@ -288,6 +347,9 @@ def read_flow(data: bytes, position: int, end: int) -> Flow | None:
 
 _ACCEPTED: Final = b"\x00\x53\x24\x45"
 _RELEASED: Final = b"\x00\x53\x26\x45"
+_DECLARED: Final = b"\x00\x53\x33\xc0"
+#: A transaction id whose state fits a list8; those of the broker are shorter.
+_SHORT_ID_BYTES_MAX: Final = 128
 _BOOLEANS: Final = frozenset({TRUE, FALSE})
 
 #: frame header; descriptor; list8: size, count; handle; delivery-id; delivery-tag; message-format; settled; more
@@ -334,7 +396,16 @@ def state_bytes(state: Composite) -> bytes:
         return _ACCEPTED
     if kind is Released:
         return _RELEASED
+    if isinstance(state, TransactionalState) and type(state.outcome) is Accepted and len(state.txn_id) <= _SHORT_ID_BYTES_MAX:
+        return _with_transaction(_TRANSACTIONAL, 2, state.txn_id, _ACCEPTED)
+    if isinstance(state, Declared) and len(state.txn_id) <= _SHORT_ID_BYTES_MAX:
+        return _with_transaction(_DECLARED, 1, state.txn_id, b"")
     return _encode(state)
+
+
+def _with_transaction(start: bytes, fields: int, txn_id: bytes, outcome: bytes) -> bytes:
+    size = len(txn_id)
+    return start + bytes([3 + size + len(outcome), fields, BINARY8, size]) + txn_id + outcome
 
 
 def disposition(channel: int, receiver: bool, first: int, last: int, settled: bool, state: bytes) -> bytes:

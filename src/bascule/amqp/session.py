@@ -228,7 +228,8 @@ class Session:
         if link is None:
             return False  # sent settled, or its link or session has ended
         link.held.discard(delivery_id)
-        if state is not self._settled_state and state != self._settled_state:
+        before = self._settled_state
+        if state is not before and (type(state) is not type(before) or state != before):  # to compare two kinds costs two calls
             self.flush_settled()
             self._settled_state = state
         first = not self._settled_ids

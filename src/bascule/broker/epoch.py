@@ -85,9 +85,11 @@ class EpochProtocol:
         self._diverts = diverts
         self._coverage = coverage
         self._violations = violations
+        self._ends_after_suspension = EpochViolation.STOPPED_PROCESS_ACTS not in violations
         self._errors = errors or ErrorContainment()
         self._send_times = send_times or SendTimes()
         self.state = EpochState.FOLLOWING
+        self.ended = False  # whether nothing may be answered any more; an attribute, because it is read 15 times for a message
         self.loaded = False
         self.offsets = OffsetMap()
         self.next_offset = -1  # of the journal, behind the last record that is known to be stored
@@ -101,6 +103,7 @@ class EpochProtocol:
         self._on_their_way = 0  # appends without an outcome
         self._in_gap = False  # records between two records of this epoch are being read
         self._flush_due = False
+        self._linger: Timer | None = None  # appends an open record for which nobody waits
         self._oldest_since_s = 0.0
         self._seen_s: float | None = None  # when this process was last known to run; None before the watch begins
         self._watch: Timer | None = None
@@ -122,16 +125,12 @@ class EpochProtocol:
             )
         )
 
-    @property
-    def ended(self) -> bool:
-        """Return True if the epoch has ended, so that nothing may be answered."""
-        return self.state not in LIVE
-
     def _move(self, event: EpochEvent) -> None:
         try:
             self.state = EPOCH_TRANSITIONS[self.state, event]
         except KeyError:
             raise BrokerFault(f"epoch of journal {self._topic}: {event.value!r} in state {self.state.value!r}") from None
+        self.ended = self.state not in LIVE
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -237,11 +236,15 @@ class EpochProtocol:
     def _work(self, urgent: bool) -> None:
         if urgent:
             self._effects.soon(self.flush)
-        else:
-            self._effects.after(self._limits.linger_s, self.flush)
+        elif self._linger is None:
+            self._linger = self._effects.after(self._limits.linger_s, self.flush)
 
     def flush(self) -> None:
         """Append the open record, unless enough records are in flight. A small record waits for those in flight."""
+        if self._linger is not None:
+            # The timer would wake the process, and append the first acknowledgements of a later record without the next send.
+            self._linger.cancel()
+            self._linger = None
         if self.ended:
             return
         in_flight, limits = len(self.engine.journaling.in_flight), self._limits
@@ -433,7 +436,9 @@ class EpochProtocol:
 
     def awake(self) -> bool:
         """Return True if this process has run without a long suspension. A suspended process may have been replaced, so its epoch ends."""
-        if self._seen_s is not None and not self.ended and EpochViolation.STOPPED_PROCESS_ACTS not in self._violations:
+        if self.ended:
+            return False
+        if self._seen_s is not None and self._ends_after_suspension:
             still_s = self._effects.now_s() - self._seen_s
             if still_s > self._limits.still_max_s:
                 self.end(SteppedDown(f"this process was suspended for {still_s:.0f} s"))
@@ -467,7 +472,7 @@ class EpochProtocol:
         self._stop()
 
     def _stop(self) -> None:
-        for timer in (self._watch, self._timer, self._probe):
+        for timer in (self._watch, self._timer, self._probe, self._linger):
             if timer is not None:
                 timer.cancel()
         if self._coverage is not None:

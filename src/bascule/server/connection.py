@@ -58,6 +58,8 @@ class ClientConnection(asyncio.Protocol):
         self.sasl: SaslServer
         self.amqp: Connection  # set once there is a transport, which may authenticate the client
         self.peer = handshake.peer
+        #: Notes that there may be output.
+        self.touch: Callable[[], None] = partial(server.output.touch, self)
         self.client = Client(server, self)
         self._transfers = transfers_of(self.client, server.errors)
         self._unread_answers_bytes = 0  # bytes written while the client does not read
@@ -223,10 +225,6 @@ class ClientConnection(asyncio.Protocol):
     def _has_more(self) -> bool:
         """Return True if received data is not handled yet, or if too many attaches wait for their answers."""
         return bool(self._unhandled) or self._waiting is not None or self.amqp.unfinished is not None or self.client.links.full
-
-    def touch(self) -> None:
-        """Note that there may be output."""
-        self.server.output.touch(self)
 
     def send_output(self) -> None:
         """Write the output of the AMQP engine. An error concerns only this connection."""

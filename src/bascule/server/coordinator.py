@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from bascule.amqp.errors import AmqpError, amqp_error
@@ -13,7 +14,7 @@ from bascule.broker.errors import ResourceLimit, UnknownTransaction
 from bascule.broker.transactions import LocalTransaction
 from bascule.core.errors import BasculeError
 from bascule.server.connection_reset import consumers_of, reset_connection, rollback_loses_messages
-from bascule.server.links import PRODUCER_CREDIT
+from bascule.server.links import PRODUCER_CREDIT, PRODUCER_CREDIT_LOW
 
 if TYPE_CHECKING:
     from bascule.server.client import Client
@@ -27,12 +28,14 @@ RECOVERED_S: Final = 5.0
 class CoordinatorLink:
     """A client's link to the transaction coordinator."""
 
-    __slots__ = ("_declared", "_declared_max", "_first", "_interrupted", "_reset_due", "_waits", "client", "link")
+    __slots__ = ("_begun", "_commits", "_declared", "_declared_max", "_first", "_interrupted", "_reset_due", "_waits", "client", "link")
 
     def __init__(self, client: Client, link: ReceiverLink) -> None:
         self.client = client
         self.link = link
         self._declared: dict[bytes, LocalTransaction] = {}  # transactions by id; a connection may have a coordinator link for each session
+        self._commits = 0  # commits that are not answered yet
+        self._begun: list[tuple[int, bytes]] = []  # declares that are answered behind them: delivery ids and transactions
         self._declared_max = KEPT_MIN  # number of kept transactions at which those that are branches are dropped
         # The id of the transaction that an interruption may have affected: b"" before it, None after it.
         self._first: bytes | None = None
@@ -59,7 +62,10 @@ class CoordinatorLink:
             self.link.detach(error)
 
     def declare(self, delivery_id: int) -> None:
-        """Begin a transaction."""
+        """Begin a transaction.
+
+        Qpid JMS sends the declare of the next transaction with each commit, and waits for both answers: they share a write to the socket.
+        """
         if self._reset_due:
             self._reset_due = False
             self._waits = reset_connection(self.client, self.link)
@@ -71,13 +77,20 @@ class CoordinatorLink:
             transaction = self.client.begin()
         except ResourceLimit as error:
             self._answer(delivery_id, error)
+        else:
+            self._declared[transaction.id] = transaction
+            if self._first == b"":
+                self._first = transaction.id
+            self._begun.append((delivery_id, transaction.id))
+            if not self._commits:
+                self._answer_declares()
+        if self.link.credit < PRODUCER_CREDIT_LOW:
             self.link.flow(PRODUCER_CREDIT)
-            return
-        self._declared[transaction.id] = transaction
-        if self._first == b"":
-            self._first = transaction.id
-        self.link.settle(delivery_id, Declared(transaction.id))
-        self.link.flow(PRODUCER_CREDIT)
+
+    def _answer_declares(self) -> None:
+        for delivery_id, txn_id in self._begun:
+            self.link.settle(delivery_id, Declared(txn_id))
+        self._begun.clear()
 
     def _forget_branches(self) -> None:
         """Forget the transactions that have become branches. The next look comes after the number has doubled: it reads all of them."""
@@ -125,7 +138,14 @@ class CoordinatorLink:
             engine.rollback(transaction)
             self._answer(delivery_id, None)
         else:
-            engine.commit(transaction, lambda error: self._answer(delivery_id, error))
+            self._commits += 1
+            engine.commit(transaction, partial(self._committed, delivery_id))
+
+    def _committed(self, delivery_id: int, error: BasculeError | None) -> None:
+        self._commits -= 1
+        self._answer(delivery_id, error)
+        if not self._commits:
+            self._answer_declares()
 
     def abandon(self) -> None:
         """Roll back the transactions of a detached link (AMQP 1.0 part 4, section 4.1)."""

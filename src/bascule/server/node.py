@@ -164,7 +164,8 @@ class Node:
     @property
     def congested(self) -> bool:
         """Return whether so much data is in flight to the journal, or waits for it, that the broker reads nothing from clients."""
-        return is_congested(self.engine)
+        epoch = self._epoch
+        return epoch is not None and is_congested(epoch.protocol.engine)
 
     def lists_user(self, user: str) -> bool:
         """Return whether a pipeline may act as a user: one with a password or a role, or anybody if there are no permissions."""
@@ -192,7 +193,7 @@ class Node:
         epoch = self._epoch
         if epoch is not None and epoch.protocol.awake():
             epoch.protocol.engine.dispatch()
-        self.send_output()
+        self.output.write()
 
     def send_output(self) -> None:
         """Write the output of the connections that got something; the next turns write for those for which this turn has no time."""

@@ -63,6 +63,38 @@ def test_fast_and_general_decoder_agree_on_dispositions() -> None:
         assert hot.read_disposition(encoded, 3, len(encoded)) == hot.disposition_frame(disposition)
 
 
+@pytest.mark.parametrize("outcome", [None, ACCEPTED, Modified(True)], ids=repr)
+def test_frames_of_many_transactions_are_read_with_their_own_ids(outcome: Composite | None) -> None:
+    ids = [b"%x.%x" % (5, number) for number in (*range(1, 600), *range(2**40, 2**40 + 9))] + [
+        b"",
+        b"\x00\x53\x34\xc0\x06\x01\xa0\x01",
+        b"i" * 255,
+    ]
+    for txn_id in ids:
+        state = TransactionalState(txn_id, outcome)
+        encoded = encode_composite(Transfer(0, 7, b"tag", 0, False, state=state))
+        frame = hot.read_transfer(encoded, 3, len(encoded)) if len(txn_id) < 200 else None
+        assert frame is None or frame[4][1:] == hot.transfer_frame(Transfer(0, 7, b"tag", 0, False, state=state), 0)[4][1:]
+        settled = Disposition(True, 7, None, True, state)
+        encoded = encode_composite(settled)
+        assert len(txn_id) > 200 or hot.read_disposition(encoded, 3, len(encoded)) == hot.disposition_frame(settled)
+
+
+def test_transaction_id_that_is_cut_off_is_not_read() -> None:
+    whole = encode_composite(Disposition(True, 7, None, True, TransactionalState(b"txn-1")))
+    assert hot.read_disposition(whole, 3, len(whole)) is not None
+    cut = whole[:-2]
+    cut = cut[:4] + bytes([cut[4] - 2]) + cut[5:]  # the frame has its new size, and the state the old one
+    with pytest.raises(DecodeError):
+        hot.read_disposition(cut, 3, len(cut))
+
+
+@pytest.mark.parametrize("size", [0, 1, 12, 128, 129, 255])
+def test_fast_and_general_encoder_agree_on_states_of_transactions(size: int) -> None:
+    for state in (Declared(b"t" * size), TransactionalState(b"t" * size, ACCEPTED), TransactionalState(b"t" * size, Rejected())):
+        assert hot.state_bytes(state) == encode_composite(state)
+
+
 @pytest.mark.parametrize("flow", FLOWS, ids=repr)
 def test_fast_and_general_decoder_agree_on_flows(flow: Flow) -> None:
     encoded = encode_composite(flow)
@@ -121,6 +153,7 @@ QPID_JMS = {
     "later send": "005314c00c0543700000018fa001004342",
     "send in a transaction": "005314d00000001e0000000852015202a0010043424240005334c00a01a00730313233343536",
     "declare": "005314c00905435205a001024342",
+    "acknowledgement in a short transaction": "005315d0000000170000000541434341005334c00a02a003302e3100532445",
     "first acknowledgement": "005315c009054143434100532445",
     "later acknowledgement": "005315c0110541700000018f700000018f4100532445",
     "acknowledgement in a transaction": "005315d00000001e00000005417000001770700000177041005334c00902a002376200532445",

@@ -69,6 +69,34 @@ def test_control_message_may_have_sections_before_its_body() -> None:
     assert decode_control(encode_control(Declare())) == Declare()
 
 
+@pytest.mark.parametrize("txn_id", [b"", b"0.1", b"i" * 200, b"i" * 255], ids=len)
+@pytest.mark.parametrize("fail", [True, False])
+def test_usual_and_unusual_encodings_of_a_control_message_mean_the_same(txn_id: bytes, fail: bool) -> None:
+    usual = encode_control(Discharge(txn_id, fail))
+    header = encode(Described(ULong(0x70), [True]))
+    assert decode_control(usual) == decode_control(header + usual) == Discharge(txn_id, fail)
+    for cut in range(len(usual)):
+        with pytest.raises(DecodeError):
+            decode_control(usual[:cut])
+
+
+# Recorded from Qpid JMS 2.10.
+@pytest.mark.parametrize(
+    ("payload", "control"),
+    [("00537700533145", Declare()), ("005377005332c00702a003302e3242", Discharge(b"0.2", False))],
+    ids=["declare", "discharge"],
+)
+def test_control_messages_of_qpid_jms_are_read(payload: str, control: Declare | Discharge) -> None:
+    assert decode_control(bytes.fromhex(payload)) == control
+    assert calls_of(lambda: decode_control(bytes.fromhex(payload))) < 15
+
+
+@pytest.mark.parametrize("payload", ["005377005332c00702a003302e3243", "005377005332c00703a003302e3242", "005377005332c00702a104302e3242"])
+def test_discharge_with_wrong_fields_is_refused(payload: str) -> None:
+    with pytest.raises(DecodeError):
+        decode_control(bytes.fromhex(payload))
+
+
 @pytest.mark.interpreted
 @pytest.mark.parametrize(
     "payload",

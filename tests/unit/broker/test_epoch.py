@@ -272,6 +272,18 @@ def test_record_that_is_not_small_waits_for_no_append_in_flight(effects: EpochEf
     assert len(effects.appended) == 4
 
 
+def test_timer_of_a_record_that_is_appended_does_not_append_the_next_one(effects: EpochEffectsModel) -> None:
+    epoch = effects.serving()
+    appended, linger_s = len(effects.appended), LIMITS.linger_s
+    effects.send("a")
+    effects.run(0.8 * linger_s)
+    epoch.engine.journaling.add(b"nobody waits for this entry")
+    effects.run(0.8 * linger_s)
+    assert len(effects.appended) == appended + 1
+    effects.run(0.4 * linger_s)
+    assert len(effects.appended) == appended + 2
+
+
 # -- gaps ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -21,8 +21,9 @@ from bascule.jms.message import JmsMessage, encode_message
 from bascule.server import client as client_module
 from bascule.server.client import Client
 from bascule.server.coordinator import KEPT_MIN, CoordinatorLink
+from bascule.server.links import PRODUCER_CREDIT, PRODUCER_CREDIT_LOW
 from bascule.server.management import TYPE
-from bascule.testing.broker import BrokerInMemory, message_bytes
+from bascule.testing.broker import BrokerInMemory, Sender, message_bytes
 from tests.unit.server import served
 from tests.unit.server.served import Served, run_async
 
@@ -32,6 +33,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.answers: list[Any] = []
+        self.credit = 1000
 
     def settle(self, _: int, state: Any) -> None:
         self.answers.append(state)
@@ -115,6 +117,52 @@ async def test_discharge_after_a_request_is_accepted_if_the_outcome_matches(oper
     broker.settle(client)
     answer = client.events_of(Dispositioned)[-1].state
     assert answer == ACCEPTED if taken is not fail else isinstance(answer, Rejected)
+
+
+def test_declare_behind_a_commit_is_answered_with_the_commit() -> None:
+    broker, peer = BrokerInMemory(), Peer()
+    client = client_of(broker)
+    link: Any = peer
+    coordinator = CoordinatorLink(client, link)
+    coordinator.declare(0)
+    (transaction,) = client.transactions.values()
+    broker.send("queue", message_bytes("x"), Sender(), 0, transaction=transaction)
+    coordinator.discharge(1, transaction.id, fail=False)
+    coordinator.declare(2)
+    coordinator.discharge(3, b"unknown", fail=False)
+    assert [type(answer) for answer in peer.answers] == [Declared, Rejected]
+    broker.settle()
+    assert peer.answers[2] is ACCEPTED
+    assert client.transactions.keys() == {peer.answers[3].txn_id}
+    coordinator.declare(4)
+    assert len(peer.answers) == 5
+
+
+def test_declare_behind_a_refused_commit_is_answered() -> None:
+    broker, peer = BrokerInMemory(), Peer()
+    client = client_of(broker)
+    link: Any = peer
+    coordinator = CoordinatorLink(client, link)
+    coordinator.declare(0)
+    (transaction,) = client.transactions.values()
+    transaction.doomed = ResourceLimit("a message was refused")
+    coordinator.discharge(1, transaction.id, fail=False)
+    coordinator.declare(2)
+    assert [type(answer) for answer in peer.answers] == [Declared, Rejected, Declared]
+
+
+@run_async
+async def test_coordinator_grants_credit_when_half_is_used() -> None:
+    broker = Served()
+    client = served.Client(broker)
+    coordinator = client.session.attach_sender("coordinator", Source(), Coordinator())
+    broker.settle(client)
+    lowest = coordinator.credit
+    for _ in range(2 * PRODUCER_CREDIT):
+        coordinator.send(encode_control(Declare()))
+        broker.settle(client)
+        lowest = min(lowest, coordinator.credit)
+    assert PRODUCER_CREDIT_LOW - 1 <= lowest <= PRODUCER_CREDIT_LOW
 
 
 def test_discharge_of_an_ended_transaction_is_answered_and_ends_no_other_one() -> None:

@@ -21,7 +21,7 @@ from bascule.client.blocking import Context
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.core.user_limits import LimitRules, UserResource
-from bascule.server.client_turns import ClientTurns, ConnectionOutput
+from bascule.server.client_turns import ClientTurns
 from bascule.server.usage import UsageLimits
 from bascule.testing.broker import Sender, message_bytes
 from tests.support.kafka_in_memory import KafkaInMemory
@@ -333,7 +333,7 @@ async def test_output_of_many_clients_is_written_in_many_turns_in_order() -> Non
     served = Served()
     clients = [Client(served, f"client-{number}") for number in range(LINKS)]
     links = [client.consumer("news", credit=10, capabilities=TOPIC) for client in clients]
-    served.output = ConnectionOutput(turn_s=0.0)
+    served.output._turn_s = 0.0
     first, second = (message_bytes(number, durable=False) for number in (1, 2))
     served.broker.send("news", first, Sender(), 1, routing=Routing.MULTICAST)
     served.dispatch()
@@ -354,7 +354,7 @@ async def test_output_of_many_clients_is_written_in_many_turns_in_order() -> Non
 async def test_ended_connection_that_waits_for_its_output_is_dropped() -> None:
     served = Served()
     lost, other = Client(served, "lost"), Client(served, "other")
-    served.output = ConnectionOutput(turn_s=0.0)
+    served.output._turn_s = 0.0
     for client in (other, lost, other):
         client.connection.touch()
     lost.connection.connection_lost(None)
