@@ -14,6 +14,7 @@ from bascule.core.errors import Unavailable
 from bascule.pipelines import exchange
 from bascule.pipelines.exchange import SOURCE, AskedMessage, MadeRow, NotTransformed, Transformer, answer, asked_messages, connected
 from bascule.pipelines.waiting import Truncated, check_end
+from tests.support.system import wait_for
 
 MESSAGES = [AskedMessage(7, 0, 1, index, "a", 0, b"body") for index in range(3)]
 RECORD: MadeRow = (7, 0, None, True, b"key", b"value", [("name", "text"), ("none", None)])
@@ -41,6 +42,46 @@ def test_messages_reach_waiting_task_and_its_records_come_back(path: str) -> Non
         sink.join()
     assert seen == [MESSAGES]
     assert found == {"one": [RECORD, RECORD]}
+
+
+def test_caller_works_while_messages_are_transformed(path: str) -> None:
+    handed_over, worked = threading.Event(), threading.Event()
+
+    def source() -> None:
+        asked_messages(path, "one", "job")
+        handed_over.set()
+
+    def parts() -> Iterator[tuple[int, list[MadeRow]]]:
+        assert worked.wait(30), "the answer is not awaited before the work"
+        yield 9, [RECORD]
+
+    def work() -> None:
+        assert handed_over.wait(30), "the messages are handed over before the work"
+        worked.set()
+
+    with Transformer(path, ["one"]) as transformer:
+        threads = [in_thread(source), in_thread(lambda: answer(path, "one", "job", parts()))]
+        wait_for(lambda: transformer._accept(0.0) or len(transformer._waiting["one"].ends.get("job", {})) == 2, "the waiting task")
+        assert transformer.records({"one": MESSAGES}, MANY_BYTES, work) == {"one": [RECORD]}
+        for thread in threads:
+            thread.join()
+
+
+def test_caller_works_once_before_it_waits_for_a_task_that_is_not_ready(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "LOOK_S", 0.01)
+    worked: list[int] = []
+    threads: list[threading.Thread] = []
+
+    def work() -> None:
+        worked.append(1)
+        threads.append(in_thread(lambda: asked_messages(path, "one", "job")))
+        threads.append(in_thread(lambda: answer(path, "one", "job", iter(()))))
+
+    with Transformer(path, ["one"]) as transformer:
+        assert transformer.records({"one": MESSAGES}, MANY_BYTES, work) == {"one": []}
+        for thread in threads:
+            thread.join()
+    assert worked == [1]
 
 
 def test_answer_without_its_end_is_not_taken_for_an_answer(path: str) -> None:
