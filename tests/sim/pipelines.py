@@ -78,6 +78,7 @@ class Pipelines:
         self.reruns = 0.0  # how often a batch begins before completed records
         self.zombies = 0.0  # how often a running task is taken for dead
         self.refusals = 0.0  # how often the leader of a source has changed when a transaction is to be committed
+        self.refused = 0
         self.restlessness = 0.0  # how often a task goes to a new worker although another one is idle
         self.drivers: list[Driver] = []
         self.claimed_twice: list[str] = []  # tasks that wrote under another driver's name
@@ -255,7 +256,7 @@ async def _written(
         if pipelines.refusals:
             await process.sleep(CONFIRM_MS * pipelines.world.random.random())
             if pipelines.world.chance(pipelines.refusals):
-                pipelines.world.note("refuse to confirm", process.name)
+                pipelines.refused += 1
                 raise NotConfirmed
 
     while True:
