@@ -31,7 +31,8 @@ class Topic:
     async def topic_id(self) -> str:
         return "id"
 
-    def topic_view(self) -> None: ...
+    def topic_view(self) -> int | None:
+        return None
 
     async def open(self, offset: int, committed: bool) -> None: ...
 
