@@ -38,7 +38,7 @@ _AHEAD_RECORDS = 500
 #: A position without output is moved at this interval, in seconds: most records of the journal may concern no divert.
 POSITION_S = 1.0
 #: How long the leader of a source may take to confirm the records of an open transaction, in seconds. Most often it answers within 5 ms.
-CONFIRM_S = 1.0
+CONFIRM_S = 2.0
 #: After this many answers that were late, or came from another leader, the task ends.
 DOUBTS_MAX = 8
 #: A writer has two Kafka clients with half a dozen threads. Writers may use half of the descriptors that the process may open.

@@ -72,11 +72,17 @@ class FurtherRecords:
 
         The source asks when it gives the first records behind a tail, and while it looks for further ones.
         """
-        return FURTHER_S if self._at_tail else self._until_s - time.monotonic()
+        if self._at_tail:
+            self._look()
+        return self._until_s - time.monotonic()
 
     def carried(self, taken: Taken) -> None:
         """Look for further records behind those that were carried."""
+        self._look()
         self._at_tail = not taken.records or bool(taken.tails)
+
+    def _look(self) -> None:
+        self._at_tail = False
         self._until_s = time.monotonic() + FURTHER_S
 
 

@@ -159,7 +159,7 @@ def test_leader_that_does_not_confirm_in_time_gets_more_time_after_each_abort_an
 ) -> None:
     lineage = MovedLeader(confirmed_at=5)
     written, pauses_s = commit_under(lineage, writer, monkeypatch)
-    assert lineage.patience_s == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert lineage.patience_s == [2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
     assert pauses_s == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert len(written) == 1
 

@@ -309,13 +309,20 @@ def test_records_behind_a_batch_are_looked_for_before_it_is_committed(monkeypatc
     monkeypatch.setattr(transforming_task.time, "monotonic", lambda: now_s)
     further, place = FurtherRecords(), ("journal", 0)
     record = KafkaRecord("journal", 0, 0, None, b"", (), 0)
+    now_s = 10.0
     assert further.gathers_s(place) > 0, "the first record is no tail: others may come while it is transformed"
+    now_s = 11.0
     further.carried(Taken([record]))
     assert further.gathers_s(place) > 0
-    now_s = 2 * FURTHER_S
+    now_s += 2 * FURTHER_S
     assert further.gathers_s(place) <= 0, "nothing has come: the batch is committed"
     further.carried(Taken([], [place]))
+    now_s = 20.0
     assert further.gathers_s(place) > 0
+    further.carried(Taken([]))
+    assert further.gathers_s(place) > 0, "the source says that it has come to its end, and still gathers"
+    now_s += 2 * FURTHER_S
+    assert further.gathers_s(place) <= 0
 
 
 def test_batches_are_bounded_by_messages_and_bytes_and_end_with_a_record(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
