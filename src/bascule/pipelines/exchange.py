@@ -13,7 +13,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
@@ -180,6 +180,17 @@ class Transformer:
                 found[divert], size = self._answer(divert, ends[SINK], bytes_max, deadline_s)
                 bytes_max -= size
             return found
+
+    def ready(self, diverts: Iterable[str], within_s: float) -> bool:
+        """Return whether a waiting task of each of these diverts is ready, at the latest after ``within_s``."""
+        deadline_s = time.monotonic() + within_s
+        self._accept(0.0)
+        while not all(any(len(ends) == 2 for ends in self._waiting[divert].ends.values()) for divert in diverts):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._accept(left_s)
+        return True
 
     def _handed_over(self, divert: str, messages: Sequence[AskedMessage], before_wait: Callable[[], None]) -> dict[str, socket.socket]:
         """Give messages to a waiting task of the divert, and return its ends."""

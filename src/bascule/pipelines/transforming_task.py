@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -37,6 +37,8 @@ ASKED_S: Final = 10.0
 GROWTH_MAX: Final = 10
 #: How long the task looks for further records before it commits a transformed batch, in seconds. Kafka's client counts in milliseconds.
 FURTHER_S: Final = 0.001
+#: How long the task waits for waiting tasks before it takes the next records, in seconds. All that come meanwhile are one batch.
+GATHERED_S: Final = 0.25
 #: Returns the records of messages, both by divert, up to a number of bytes, and calls a function meanwhile (``Transformer.records``).
 Ask = Callable[[Mapping[str, Sequence[AskedMessage]], int, Callable[[], None]], dict[str, list[MadeRow]]]
 
@@ -140,14 +142,19 @@ class TransformingTask:
             open_source({place: position.offset}, further.gathers_s) as source,
         ):
             for taken in source:
+                asked: Collection[str] = ()
                 for batch in batches_of(taken.records, reader, carrier.begun_at, limit):
                     begun_s = time.monotonic()
                     transformed = _asked(batch, transformer.records, carrier)
                     limit.took(batch.messages, time.monotonic() - begun_s)
+                    asked = batch.asked
                     for record, messages, after in batch.records:
                         state = after
                         carry_messages(messages, record, engine, carrier, transformed)
                 rest_at_tail(taken, carrier)
+                if not transformer.ready(asked, 0.0):
+                    carrier.pause()
+                    transformer.ready(asked, GATHERED_S)
                 further.carried(taken)
             carrier.commit()
 

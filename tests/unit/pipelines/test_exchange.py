@@ -67,6 +67,19 @@ def test_caller_works_while_messages_are_transformed(path: str) -> None:
             thread.join()
 
 
+def test_divert_is_ready_when_both_ends_of_a_waiting_task_have_connected(path: str) -> None:
+    with (
+        Transformer(path, ["one", "two"]) as transformer,
+        connected(path, SOURCE, "one", "a"),
+        connected(path, exchange.SINK, "one", "b"),
+    ):
+        assert not transformer.ready(["one"], 0.05), "the ends of different tasks"
+        with connected(path, exchange.SINK, "one", "a"):
+            assert transformer.ready(["one"], 30)
+            assert transformer.ready([], 0.0)
+            assert not transformer.ready(["one", "two"], 0.05)
+
+
 def test_caller_works_once_before_it_waits_for_a_task_that_is_not_ready(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "LOOK_S", 0.01)
     worked: list[int] = []

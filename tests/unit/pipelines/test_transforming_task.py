@@ -304,6 +304,30 @@ def test_commit_that_fails_while_the_next_batch_is_transformed_writes_neither_of
     assert case.carried == (["A", "B", "C", "D"], ["a", "b", "c", "d"])
 
 
+def test_records_that_come_while_no_waiting_task_is_ready_are_one_batch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task commits, and takes the next records when a waiting task is ready for them."""
+    asked: list[int] = []
+    committed: list[bool] = []
+    records, ready = Transformer.records, Transformer.ready
+
+    def noted(self: Any, messages: Mapping[str, Sequence[AskedMessage]], *more: Any) -> dict[str, list[MadeRow]]:
+        asked.append(len(messages["upper"]))
+        return records(self, messages, *more)
+
+    def awaited(self: Any, diverts: Sequence[str], within_s: float) -> bool:
+        if not within_s:
+            return False
+        committed.append(case.bridge.carried("plain") != [])
+        assert asked == [1], "it waits for the divert that it has just asked"
+        return ready(self, diverts, 30)
+
+    monkeypatch.setattr(Transformer, "records", noted)
+    monkeypatch.setattr(Transformer, "ready", awaited)
+    case.bridge.send("a")
+    case.run(case.task(), upper)
+    assert committed == [True]
+
+
 def test_records_behind_a_batch_are_looked_for_before_it_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     monkeypatch.setattr(transforming_task.time, "monotonic", lambda: now_s)
