@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -62,3 +63,35 @@ def test_reader_reads_up_to_a_barrier_beyond_the_end_first_reported(kafka: Embed
         assert next(found).value() == b"first"
         append(b"barrier")  # the record was not there when the reader reached the end
         assert [message.value() for message in found] == [b"barrier"]
+
+
+def test_following_reader_says_so_before_it_returns_records_of_a_recreated_topic(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    client, topic = {"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.recreated"
+    topics = Topics(client)
+    producer = clients.producer(client)
+
+    def append(*values: bytes) -> None:
+        for value in values:
+            producer.produce(topic, value)
+        assert producer.flush(TIMEOUT_S) == 0
+
+    def read(reader: PartitionReader, wanted: bytes) -> int | None:
+        """Return what the reader says when it has returned a record."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while wanted not in [message.value() for message in reader.read_at_once(1, 0.1)]:
+            assert time.monotonic() < deadline_s
+        return reader.topic_view
+
+    topics.create(topic, 1, {})
+    append(b"0")
+    with closing(PartitionReader(client, topic, 0, following=True)) as reader:
+        assert reader.topic_view is None, "nothing is known before the first answer"
+        reader.seek(0)
+        first = read(reader, b"0")
+        append(b"1")
+        assert first is not None
+        assert read(reader, b"1") == first, "no further check is needed"
+        topics.delete([topic])
+        topics.create(topic, 1, {})
+        append(b"A", b"B", b"C")
+        assert read(reader, b"C") != first

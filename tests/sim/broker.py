@@ -417,6 +417,10 @@ class BrokerIntake(ProcessEffects):
         """Return the id of the topic, which is never deleted."""
         return INGRESS_ID
 
+    def topic_view(self) -> int:
+        """Return the same number at all times."""
+        return 0
+
     async def open(self, offset: int, committed: bool) -> None:
         """Set the position; no request is needed."""
         self._position, self._committed = offset, committed

@@ -42,6 +42,14 @@ DRIVERS_MAX: Final = 2
 ORPHANED_MS: Final = 150.0
 
 
+#: How long the leader of a source needs to confirm that it still leads.
+CONFIRM_MS: Final = 4.0
+
+
+class NotConfirmed(Exception):
+    """Raised when the source has another leader, which has the records that were read."""
+
+
 class QueryFailed(Exception):
     """Raised when a task failed too often."""
 
@@ -69,6 +77,8 @@ class Pipelines:
         self.world, self.kafka, self.diverts, self.ingresses = world, kafka, tuple(diverts), tuple(ingresses)
         self.reruns = 0.0  # how often a batch begins before completed records
         self.zombies = 0.0  # how often a running task is taken for dead
+        self.refusals = 0.0  # how often the leader of a source has changed when a transaction is to be committed
+        self.refused = 0
         self.restlessness = 0.0  # how often a task goes to a new worker although another one is idle
         self.drivers: list[Driver] = []
         self.claimed_twice: list[str] = []  # tasks that wrote under another driver's name
@@ -214,6 +224,7 @@ async def carry(pipelines: Pipelines, worker: Worker, carried: Carried, source: 
         pipelines.claimed_twice.append(f"{claim.owner} in the name of {position.owner}")
     records = await _range(pipelines, worker.process, source, start, end, committed=isinstance(carried, IngressSpec))
     outputs_of, state = _mapping(pipelines, carried, source, begin)
+    written = partial(_written, pipelines, worker.process, writer)
     outputs: list[Output] = []
     reached, size = begin.offset, pipelines.world.random.randint(1, TRANSACTION_MAX)
     ahead = pipelines.world.chance(0.3)
@@ -225,15 +236,35 @@ async def carry(pipelines: Pipelines, worker: Worker, carried: Carried, source: 
             reached = record.offset + 1
             if len(outputs) >= size:
                 after = replace(position, offset=reached, **state())
-                await writer.write(outputs, position, after)
+                await written(outputs, position, after)
                 position, outputs = after, []
             elif ahead and outputs:
                 await writer.ahead(outputs, position)
         if reached > position.offset:
-            await writer.write(outputs, position, replace(position, offset=reached, **state()))
+            await written(outputs, position, replace(position, offset=reached, **state()))
     except Exception:
         await writer.abandon()
         raise
+
+
+async def _written(
+    pipelines: Pipelines, process: Process, writer: Writer, outputs: list[Output], before: Position, after: Position
+) -> None:  # fmt: skip
+    """Write a transaction that the leader of the source confirms, as ``bascule.pipelines.carry`` does."""
+
+    async def confirm() -> None:
+        if pipelines.refusals:
+            await process.sleep(CONFIRM_MS * pipelines.world.random.random())
+            if pipelines.world.chance(pipelines.refusals):
+                pipelines.refused += 1
+                raise NotConfirmed
+
+    while True:
+        try:
+            await writer.write(outputs, before, after, confirm=confirm)
+            return
+        except NotConfirmed:
+            await process.sleep(LOOK_MS)
 
 
 async def _range(pipelines: Pipelines, process: Process, source: Partition, start: int, end: int, *, committed: bool) -> list[Record]:

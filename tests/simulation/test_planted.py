@@ -23,6 +23,7 @@ SEARCH_TIMEOUT_S = 900
 WITHOUT_ROW: Final = frozenset(
     {
         "IngressTailViolation.STALE_END_BELIEVED",
+        "IngressTailViolation.VIEW_NOT_CHECKED",
         "LineageViolation.GROWTH_NOT_CHECKED",
         "LineageViolation.STALE_END_BELIEVED",
         "ReadingViolation.UNKNOWN_OFFSET_TRUSTED",

@@ -37,6 +37,8 @@ STALL: Final = "journal stalled"
 SEEING_SEEDS = 2000
 #: Seeds of runs with long ingress records; in some of them a broker is killed while a record is planned.
 PLANNED_SEEDS = 40
+#: Seeds of runs in which leaders of sources change while transactions are open.
+CONFIRMED_SEEDS = 40
 #: How long a record is planned in these runs, in virtual time.
 PLANNED_MS = 20
 
@@ -121,6 +123,20 @@ def test_broker_without_answers_from_kafka_stalls_and_recovers() -> None:
         assert simulation.run().anomalies == [], f"seed {seed}"
         stalled += STALL in simulation.world.seen
     assert stalled
+
+
+def refusing(run: Simulation) -> None:
+    """Arrange that the leaders of sources change while transactions are open."""
+    run.pipelines.refusals = 0.3
+
+
+def test_transactions_that_the_leader_of_their_source_does_not_confirm_are_aborted_and_written_again() -> None:
+    refused = 0
+    for seed in range(1, CONFIRMED_SEEDS):
+        simulation = Simulation(seed, arrange=refusing)
+        assert simulation.run().anomalies == [], f"seed {seed}"
+        refused += simulation.pipelines.refused
+    assert refused > CONFIRMED_SEEDS
 
 
 def trace_of(program: str, hash_seed: int) -> str:

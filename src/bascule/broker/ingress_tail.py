@@ -33,6 +33,9 @@ CHUNK_MESSAGES: Final = 4_000
 CHUNKS_MAX: Final = 8
 #: How often an idle reader checks whether the topic was recreated: the records of the new topic would otherwise not be read.
 LOOK_S: Final = 5.0
+#: After the client has asked for metadata, the topic is checked after each read for this time: the node that answers the check may learn
+#: of a recreated topic a little later than the node that is read.
+SETTLES_S: Final = 1.0
 RETRY_S: Final = 1.0
 #: How long an end before the position is not believed. A former leader that is cut off from the cluster reports an old end; clients find
 #: another node within seconds.
@@ -52,6 +55,7 @@ class IngressTailViolation(enum.StrEnum):
 
     UNCOMMITTED_TAKEN = "records of uncommitted transactions are taken"
     STALE_END_BELIEVED = "the first end before the position is believed although a former leader may have reported it"
+    VIEW_NOT_CHECKED = "the topic is not checked although the client may have begun to read a recreated one"
     RECORD_SKIPPED_AFTER_FAULT = "a reader that restarts skips a record"
 
 
@@ -85,6 +89,10 @@ class IngressEffects(Protocol):
 
     async def topic_id(self) -> str:
         """Return the current id of the topic."""
+        ...
+
+    def topic_view(self) -> int | None:
+        """Return a number that changes before ``read`` returns records of a recreated topic; None if the reader does not know."""
         ...
 
     async def open(self, offset: int, committed: bool) -> None:
@@ -137,6 +145,8 @@ class IngressReading:
         self.foreign = 0  # foreign records that were skipped
         self._open_at = -1  # where the last check found the beginning of an open transaction
         self._looked_s = 0.0
+        self._view: int | None = None  # of the reader, at the last check
+        self._settled_s = 0.0  # when a check after each read is no longer needed
         self._cut_off_since_s: float | None = None  # since when the topic ends before the position
 
     async def run(self, position: int) -> None:
@@ -186,13 +196,26 @@ class IngressReading:
             await self._recognise()
             self._judge_end(error)
         self._cut_off_since_s = None
-        # The check comes after each read and before any record is taken: by offset alone, records of a recreated topic look like the
-        # expected ones, and neither the client nor leader epochs tell. The check is one request for one topic. Records that arrive
-        # meanwhile share the next check.
-        if records or self._effects.now_s() - self._looked_s > LOOK_S:
+        # The check comes after the read and before any record is taken: by offset alone, records of a recreated topic look like the
+        # expected ones, and leader epochs do not tell. The check is one request for one topic. Records that arrive meanwhile share the
+        # next check.
+        looked_long_ago = self._effects.now_s() - self._looked_s > LOOK_S
+        if looked_long_ago or (records and not self._surely_of_the_same_topic()):
             await self._recognise()
+        if records or looked_long_ago:
             await self._see_what_is_open(idle=not records)
         return records
+
+    def _surely_of_the_same_topic(self) -> bool:
+        """Return True if the records that were read belong to the topic that the last check has found."""
+        view, now_s = self._effects.topic_view(), self._effects.now_s()
+        if IngressTailViolation.VIEW_NOT_CHECKED in self._violations:
+            return True
+        if view is None:
+            return False
+        if view != self._view:
+            self._view, self._settled_s = view, now_s + SETTLES_S
+        return now_s >= self._settled_s
 
     def _judge_end(self, error: CutOff) -> NoReturn:
         """Raise Unavailable as long as a node that is cut off from the cluster may have reported its end; CutOff after that."""

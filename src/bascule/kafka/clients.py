@@ -33,9 +33,12 @@ def producer(settings: Mapping[str, Any], logger: ClientLog | None = None) -> Pr
     return Producer(_quiet(settings)) if logger is None else Producer(_quiet(settings), logger=logger)
 
 
-def consumer(settings: Mapping[str, Any]) -> Consumer:
-    """Make a consumer. Raises KafkaException for settings that librdkafka refuses, or if librdkafka cannot start a thread."""
-    return Consumer(_quiet(settings))
+def consumer(settings: Mapping[str, Any], logger: ClientLog | None = None) -> Consumer:
+    """Make a consumer that passes its log lines to ``logger``.
+
+    Raises KafkaException for settings that librdkafka refuses, or if librdkafka cannot start a thread.
+    """
+    return Consumer(_quiet(settings)) if logger is None else Consumer(_quiet(settings), logger=logger)
 
 
 def admin(settings: Mapping[str, Any]) -> AdminClient:

@@ -20,7 +20,7 @@ from bascule.core.errors import Unavailable
 from bascule.kafka import clients
 from bascule.kafka.errors import passing
 from bascule.kafka.history import PartitionOffsets, TopicHistory, content_of, offsets_client
-from bascule.writer.lineage import STALE_TIMEOUT_S, LogEnd, SeenRecord, check_read, check_tail
+from bascule.writer.lineage import STALE_TIMEOUT_S, LogEnd, SeenRecord, check_read, check_tail, still_leads
 from bascule.writer.position import Position
 
 #: Timeout of one request to Kafka, in seconds.
@@ -54,6 +54,14 @@ class PartitionLineage:
     def check_read(self, leader_epoch: int, last: SeenRecord, offset: int) -> int:
         """See ``bascule.writer.lineage.check_read``. Raises Unavailable."""
         return run_blocking(check_read(self, leader_epoch, last, offset))
+
+    def confirms(self, leader_epoch: int, offset: int, timeout_s: float) -> bool:
+        """Return whether the leader of this epoch says in time that its log reaches ``offset``. See ``still_leads``."""
+        try:
+            end = self._offsets.end(timeout_s)
+        except Unavailable:
+            return False
+        return still_leads(end, leader_epoch, offset)
 
     async def sleep(self, seconds: float) -> None:
         """Block the thread."""

@@ -21,6 +21,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.errors import passing, words
 from bascule.kafka.history import READ_AHEAD, TopicHistory, readable_headers, taken_at_once
 from bascule.kafka.retrying import ask_until
+from bascule.kafka.topic_view import CONTEXT, TopicViewLog
 from bascule.threads.lasting import end_process, lasting_thread
 
 log = get_log(__name__)
@@ -199,12 +200,14 @@ class PartitionReader:
     def __init__(
         self, kafka: Mapping[str, Any], topic: str, partition: int, *, committed_only: bool = False, following: bool = False
     ) -> None:
-        """``following`` is for a reader that waits at the end and does not use ``at_end`` or ``to_end``.
+        """``following`` is for a reader that waits at the end and does not use ``at_end`` or ``to_end``. It has a ``topic_view``.
 
         Raises Unavailable if no client can be made, for example without file descriptors.
         """
         isolation = "read_committed" if committed_only else "read_uncommitted"
         self._settings = {**kafka, **READ_SETTINGS, **(FOLLOWING_SETTINGS if following else {}), "isolation.level": isolation}
+        self._following = following
+        self._view_log: TopicViewLog | None = None
         self._topic = topic
         self._partition = partition
         self._position = OFFSET_BEGINNING
@@ -213,10 +216,20 @@ class PartitionReader:
         self.end_seen = -1  # the offset of the last such end; a node that lags reports an earlier one than others
 
     def _client(self) -> Consumer:
+        settings = self._settings
+        if self._following:
+            contexts = [str(each) for each in (settings.get("debug"),) if each]
+            settings = {**settings, "debug": ",".join([*contexts, CONTEXT])}
+            self._view_log = TopicViewLog(log, debugging=bool(contexts))
         try:
-            return clients.consumer(self._settings)
+            return clients.consumer(settings, self._view_log)
         except KafkaException as error:
             raise Unavailable(f"could not create a client to read {self._topic}: {words(error)}") from error
+
+    @property
+    def topic_view(self) -> int | None:
+        """Return a number that changes before this reader returns records of a recreated topic; None if this cannot be known."""
+        return None if self._view_log is None else self._view_log.view
 
     def renew(self) -> None:
         """Continue to read with a new client. Raises Unavailable if none can be made."""

@@ -15,7 +15,7 @@ from bascule.core.errors import BadRecord, Denied, InvalidInput, TopicMissing, U
 from bascule.core.kafka_records import Output
 from bascule.kafka.admin import Topics
 from bascule.kafka.errors import INVALID_TIMESTAMP
-from bascule.kafka.lineage import Lineages, PartitionLineage
+from bascule.kafka.lineage import ANSWER_S, Lineages, PartitionLineage
 from bascule.kafka.positions import PositionReaders
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines.spec import PipelinesSpec, TransactionLimits
@@ -24,6 +24,7 @@ from bascule.pipelines.timestamps import Timestamps
 from bascule.tracing.provider import process_tracing
 from bascule.writer.claims import Claim
 from bascule.writer.errors import Unwritable, WriteDenied
+from bascule.writer.incarnation import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import UNKNOWN_EPOCH, Position, PositionLost
 
@@ -36,6 +37,10 @@ _COLLECT_AFTER = 1_000_000
 _AHEAD_RECORDS = 500
 #: A position without output is moved at this interval, in seconds: most records of the journal may concern no divert.
 POSITION_S = 1.0
+#: How long the leader of a source may take to confirm the records of an open transaction, in seconds. Most often it answers within 5 ms.
+CONFIRM_S = 2.0
+#: After this many answers that were late, or came from another leader, the task ends.
+DOUBTS_MAX = 8
 #: A writer has two Kafka clients with half a dozen threads. Writers may use half of the descriptors that the process may open.
 _WRITER_DESCRIPTORS = 20
 
@@ -82,12 +87,8 @@ class Targets:
         self._in_use.clear()
 
 
-class _LeaderMoved(Exception):
-    """The source has another leader, which has the records that were read."""
-
-    def __init__(self, leader_epoch: int) -> None:
-        super().__init__(f"leader epoch {leader_epoch}")
-        self.leader_epoch = leader_epoch
+class _NotConfirmed(Exception):
+    """The leader of the source is another one, or has not answered: it must be asked again, without an open transaction."""
 
 
 @dataclass(slots=True)
@@ -263,14 +264,16 @@ class Carrier:
         if leader_epoch == UNKNOWN_EPOCH:
             leader_epoch = self._lineage.check_read(leader_epoch, self._last, self._reached)
         after = replace(self.position, offset=self._reached, leader_epoch=leader_epoch, **self._state())
+        doubts = 0
         while True:
             try:
                 after = replace(after, carried=self._tally.counted(self.position.carried, self._outputs))
-                self._writer.write(self._outputs, self.position, after, confirm=partial(self._confirm, self._last, after))
+                self._writer.write(self._outputs, self.position, after, confirm=partial(self._confirm, after, doubts))
                 self._writer.prepare()
                 break
-            except _LeaderMoved as moved:
-                after = replace(after, leader_epoch=moved.leader_epoch)
+            except _NotConfirmed:
+                doubts += 1
+                after = replace(after, leader_epoch=self._leader_asked_again(self._last, doubts))
             except Unwritable as refused:
                 self._replace(refused)
             except WriteDenied as denied:
@@ -283,11 +286,25 @@ class Carrier:
             self.spans.committed()
         self._outputs, self._fallbacks, self._size_bytes, self._ahead = [], [], 0, 0
 
-    async def _confirm(self, last: SeenRecord, after: Position) -> None:
-        """Check that the source still has the records that were read, and that the position names a leader that has them."""
-        leader_epoch = self._lineage.check_read(self.position.leader_epoch, last, after.offset)
-        if leader_epoch != after.leader_epoch:
-            raise _LeaderMoved(leader_epoch)
+    async def _confirm(self, after: Position, doubts: int) -> None:
+        """Check that the leader which the position names still leads its source. Raises _NotConfirmed.
+
+        The transaction is open meanwhile, and readers of its topics wait for its end: those of the ingress topic with the messages of all
+        other ingresses. So the leader has little time to answer. It gets more after each doubt: Kafka may be slow.
+        """
+        if not self._lineage.confirms(after.leader_epoch, after.offset, min(CONFIRM_S * 2**doubts, ANSWER_S)):
+            raise _NotConfirmed
+
+    def _leader_asked_again(self, last: SeenRecord, doubts: int) -> int:
+        """Return the epoch of a leader that has the records that were read. The transaction was aborted.
+
+        Raises Unavailable if the source now has other records, if no leader answers, or after too many doubts.
+        """
+        leader_epoch = self._lineage.check_read(self.position.leader_epoch, last, self._reached)
+        if doubts >= DOUBTS_MAX:
+            raise Unavailable(f"{self.position.topic}-{self.position.partition}: no leader has confirmed the records in {doubts} attempts")
+        time.sleep(min(FIRST_PAUSE_S * 2 ** (doubts - 1), LONGEST_PAUSE_S))
+        return leader_epoch
 
     def pass_over(self, end: int) -> None:
         """Move the position to the end of its source, past transaction markers and aborted records.

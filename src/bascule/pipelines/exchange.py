@@ -13,7 +13,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
@@ -26,8 +26,9 @@ SINK: Final = "sink"
 READY_S: Final = 60.0
 #: How long a resident task waits for the records of a batch, in seconds: a waiting task that hangs must not stop its diverts.
 ANSWER_S: Final = 60.0
-#: How long a waiting task may take to receive the messages of a batch, in seconds.
-SEND_S: Final = 30.0
+#: How long a waiting task may take to receive the messages of a batch, in seconds. The transaction of the batch before may be open
+#: meanwhile, and Kafka aborts it after 30 s.
+SEND_S: Final = 10.0
 #: Interval, in seconds, at which a resident task that waits looks whether Spark lives.
 LOOK_S: Final = 1.0
 #: How long the ends of a waiting task try to reach the resident task, which starts at the same time.
@@ -122,6 +123,18 @@ class _Waiting:
     ends: dict[str, dict[str, socket.socket]] = field(default_factory=dict)
 
 
+class _Once:
+    """An action that is done at the first call only."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action: Callable[[], None] | None = action
+
+    def __call__(self) -> None:
+        action, self._action = self._action, None
+        if action is not None:
+            action()
+
+
 class Transformer:
     """The side of the resident task. Use it from one thread, as a context manager."""
 
@@ -147,13 +160,20 @@ class Transformer:
             for ends in waiting.ends.values():
                 _close(ends)
 
-    def records(self, asked: Mapping[str, Sequence[AskedMessage]], bytes_max: int) -> dict[str, list[MadeRow]]:
-        """Return the records of messages, both by divert. Raises NotTransformed, also for records of more than ``bytes_max``."""
+    def records(
+        self, asked: Mapping[str, Sequence[AskedMessage]], bytes_max: int, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, list[MadeRow]]:
+        """Return the records of messages, both by divert. Raises NotTransformed, also for records of more than ``bytes_max``.
+
+        ``meanwhile`` is called once, before this call waits: most often when all waiting tasks have their messages.
+        """
+        before_wait = _Once(meanwhile)
         with ExitStack() as opened:
             pairs = {}
             for divert, messages in asked.items():
-                pairs[divert] = ends = self._handed_over(divert, messages)
+                pairs[divert] = ends = self._handed_over(divert, messages, before_wait)
                 opened.callback(_close, ends)
+            before_wait()
             deadline_s = time.monotonic() + ANSWER_S
             found: dict[str, list[MadeRow]] = {}
             for divert, ends in pairs.items():
@@ -161,12 +181,23 @@ class Transformer:
                 bytes_max -= size
             return found
 
-    def _handed_over(self, divert: str, messages: Sequence[AskedMessage]) -> dict[str, socket.socket]:
+    def ready(self, diverts: Iterable[str], within_s: float) -> bool:
+        """Return whether a waiting task of each of these diverts is ready, at the latest after ``within_s``."""
+        deadline_s = time.monotonic() + within_s
+        self._accept(0.0)
+        while not all(any(len(ends) == 2 for ends in self._waiting[divert].ends.values()) for divert in diverts):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._accept(left_s)
+        return True
+
+    def _handed_over(self, divert: str, messages: Sequence[AskedMessage], before_wait: Callable[[], None]) -> dict[str, socket.socket]:
         """Give messages to a waiting task of the divert, and return its ends."""
         deadline_s = time.monotonic() + READY_S
         said = [tuple(message) for message in messages]
         while True:
-            ends = self._ready(divert, deadline_s)
+            ends = self._ready(divert, deadline_s, before_wait)
             try:
                 ends[SOURCE].settimeout(SEND_S)  # it covers the whole of what is sent, not each part
                 send(ends[SOURCE], said)
@@ -174,7 +205,7 @@ class Transformer:
             except OSError:  # it has ended since it connected
                 _close(ends)
 
-    def _ready(self, divert: str, deadline_s: float) -> dict[str, socket.socket]:
+    def _ready(self, divert: str, deadline_s: float, before_wait: Callable[[], None]) -> dict[str, socket.socket]:
         found = self._waiting[divert].ends
         while True:
             self._accept(0.0)
@@ -187,6 +218,7 @@ class Transformer:
                     _close(ends)
             if time.monotonic() >= deadline_s:
                 raise NotTransformed(f"no waiting task of divert {divert!r} was ready within {READY_S:.0f} s")
+            before_wait()
             self._accept(LOOK_S)
             self._alive()
 

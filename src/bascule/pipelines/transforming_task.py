@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from bascule.core.kafka_records import KafkaRecord
+from bascule.core.kafka_records import KafkaRecord, Place, Taken
 from bascule.pipelines.carry import Carrier, held_position
 from bascule.pipelines.divert import JournalReader, WantedMessage
 from bascule.pipelines.exchange import AskedMessage, MadeRow, NotTransformed, Transformer
@@ -33,8 +33,14 @@ ASKED_BYTES: Final = 16 << 20
 #: twice as long: a transformation may call a service for each message, and waiting tasks must answer within exchange.ANSWER_S.
 FIRST_MESSAGES: Final = 100
 ASKED_S: Final = 10.0
-#: Returns the records of messages, both by divert, up to a number of bytes (``Transformer.records``).
-Ask = Callable[[Mapping[str, Sequence[AskedMessage]], int], dict[str, list[MadeRow]]]
+#: A batch may have this many times the messages of the one before, if this is expected to take no longer than ASKED_S.
+GROWTH_MAX: Final = 10
+#: How long the task looks for further records before it commits a transformed batch, in seconds. Kafka's client counts in milliseconds.
+FURTHER_S: Final = 0.001
+#: How long the task waits for waiting tasks before it takes the next records, in seconds. All that come meanwhile are one batch.
+GATHERED_S: Final = 0.25
+#: Returns the records of messages, both by divert, up to a number of bytes, and calls a function meanwhile (``Transformer.records``).
+Ask = Callable[[Mapping[str, Sequence[AskedMessage]], int, Callable[[], None]], dict[str, list[MadeRow]]]
 
 
 @dataclass(slots=True)
@@ -48,7 +54,38 @@ class BatchLimit:
         if duration_s > 2 * ASKED_S:
             self.messages = max(1, int(messages * ASKED_S / duration_s))
         elif duration_s < ASKED_S and messages >= self.messages / 2:
-            self.messages = min(2 * self.messages, ASKED_MESSAGES)
+            growth = ASKED_S / max(duration_s, ASKED_S / GROWTH_MAX)
+            self.messages = min(ASKED_MESSAGES, max(self.messages + 1, int(growth * self.messages)))
+
+
+class FurtherRecords:
+    """How long the source gathers further records behind those that it has given.
+
+    While a batch is transformed, more records come. If they are handed over before the batch is committed, Spark transforms them while
+    Kafka commits. So a batch is committed where the source has no further record after it was transformed.
+    """
+
+    def __init__(self) -> None:
+        self._at_tail = True
+        self._until_s = 0.0
+
+    def gathers_s(self, _place: Place) -> float:
+        """Return how long the records of the source are not a tail yet, in seconds (``KafkaSource``).
+
+        The source asks when it gives the first records behind a tail, and while it looks for further ones.
+        """
+        if self._at_tail:
+            self._look()
+        return self._until_s - time.monotonic()
+
+    def carried(self, taken: Taken) -> None:
+        """Look for further records behind those that were carried."""
+        self._look()
+        self._at_tail = not taken.records or bool(taken.tails)
+
+    def _look(self) -> None:
+        self._at_tail = False
+        self._until_s = time.monotonic() + FURTHER_S
 
 
 @dataclass(slots=True)
@@ -96,23 +133,29 @@ class TransformingTask:
         task = self.task
         position = held_position(task.pipelines, task.claim)
         reader, engine, place = task.reader(position), task.engine(), (task.claim.topic, task.claim.partition)
-        state, limit = reader.state(), BatchLimit(self.first)
+        state, limit, further = reader.state(), BatchLimit(self.first), FurtherRecords()
         names = [divert.name for divert in task.diverts if divert.transformed]
         with (
             Transformer(self.path, names, spark_watch()) as transformer,
             # The reader is ahead of what is carried: the position gets the state as of the last record that was carried.
             Carrier(task.pipelines, task.claim, position, lambda: state) as carrier,
-            open_source({place: position.offset}, lambda _: carrier.gathers_s()) as source,
+            open_source({place: position.offset}, further.gathers_s) as source,
         ):
             for taken in source:
+                asked: Collection[str] = ()
                 for batch in batches_of(taken.records, reader, carrier.begun_at, limit):
                     begun_s = time.monotonic()
                     transformed = _asked(batch, transformer.records, carrier)
                     limit.took(batch.messages, time.monotonic() - begun_s)
+                    asked = batch.asked
                     for record, messages, after in batch.records:
                         state = after
                         carry_messages(messages, record, engine, carrier, transformed)
                 rest_at_tail(taken, carrier)
+                if not transformer.ready(asked, 0.0):
+                    carrier.pause()
+                    transformer.ready(asked, GATHERED_S)
+                further.carried(taken)
             carrier.commit()
 
 
@@ -131,15 +174,14 @@ def batches_of(records: Sequence[KafkaRecord], reader: JournalReader, begun_at: 
 
 
 def _asked(batch: AskedBatch, ask: Ask, carrier: Carrier) -> Any:
-    """Return what returns the records of a message of the batch.
+    """Return what returns the records of a message of the batch. The batch before is committed meanwhile.
 
     Raises NotTransformed with the records to carry in another way, and ForeignRow.
     """
     made: Made = {}
     if batch.asked:
-        carrier.pause()
         try:
-            answered = ask(batch.asked, MADE_BYTES_MAX)
+            answered = ask(batch.asked, MADE_BYTES_MAX, carrier.pause)
         except NotTransformed as error:
             error.start, error.end = carrier.position.offset, batch.records[-1][0].offset + 1
             raise

@@ -120,6 +120,10 @@ class _Effects:
             self._topics = Topics(self._kafka)
         return self._topics.id_again(self._topic, ANSWER_S)
 
+    def topic_view(self) -> int | None:
+        """Return a number that changes before ``read`` returns records of a recreated topic; None if the reader does not know."""
+        return None if self._reader is None else self._reader.topic_view
+
     async def open(self, offset: int, committed: bool) -> None:
         """Begin to read at an offset. Raises Unavailable."""
         self.close()

@@ -120,6 +120,14 @@ async def check_read(
     )
 
 
+def still_leads(end: LogEnd, leader_epoch: int, offset: int) -> bool:
+    """Return True if the leader of this epoch has answered, and its log reaches ``offset``: then it has lost nothing that it had.
+
+    Of a cluster without leader epochs, nothing can be said; each answer counts.
+    """
+    return end.leader_epoch == leader_epoch and (leader_epoch == UNKNOWN_EPOCH or end.offset >= offset)
+
+
 async def _ask_again(effects: LineageEffects, offset: int, end: LogEnd, until_s: float) -> LogEnd:
     if effects.now_s() >= until_s:
         raise Unavailable(

@@ -107,7 +107,8 @@ class KafkaInMemory:
         made: MemoryProducer = self._made("producer", MemoryProducer(self, settings, logger))
         return made
 
-    def _consumer(self, settings: Mapping[str, Any]) -> MemoryConsumer:
+    def _consumer(self, settings: Mapping[str, Any], logger: Any = None) -> MemoryConsumer:
+        del logger  # it has no lines
         self.meet("consumer")
         made: MemoryConsumer = self._made("consumer", MemoryConsumer(self, settings))
         return made

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bascule.broker import ingress_tail
-from bascule.broker.ingress_tail import STALE_END_S, IngressReading, IngressRecord, IngressTailViolation
+from bascule.broker.ingress_tail import SETTLES_S, STALE_END_S, IngressReading, IngressRecord, IngressTailViolation
 from bascule.core.effects import Severity, run_blocking
 from bascule.journal.reading import CutOff
 
@@ -30,6 +30,9 @@ class Topic:
 
     async def topic_id(self) -> str:
         return "id"
+
+    def topic_view(self) -> int | None:
+        return None
 
     async def open(self, offset: int, committed: bool) -> None: ...
 
@@ -76,3 +79,54 @@ def test_ingress_end_that_stays_before_position_stops_intake() -> None:
 
 def test_simulated_fault_of_trusting_stale_ingress_end_stops_intake() -> None:
     assert reading(Topic(former_reads=1), IngressTailViolation.STALE_END_BELIEVED).failure
+
+
+class Watched(Topic):
+    """A topic with a record at each read. Its reader says when it may have begun to read a recreated topic."""
+
+    def __init__(self, *views: int | None) -> None:
+        super().__init__(former_reads=len(views) - 1)
+        self.views = views
+        self.checked: list[int] = []  # at which reads
+        self.taken = 0
+
+    def topic_view(self) -> int | None:
+        return self.views[self.reads - 1]
+
+    async def topic_id(self) -> str:
+        self.checked.append(self.reads)
+        return "id"
+
+    async def read(self) -> Sequence[IngressRecord]:
+        self.reads += 1
+        self.time_s += SETTLES_S / 2
+        return [IngressRecord(self.reads, b"", True)]
+
+    async def hand_over(self, chunk: Any) -> None:
+        self.taken += 1
+
+
+def test_topic_is_checked_after_a_read_only_if_the_reader_may_have_begun_to_read_a_recreated_one() -> None:
+    topic = Watched(1, 1, 1, 1, 2, 2, 2, 2)
+    reading(topic)
+    assert topic.checked == [0, 1, 2, 5, 6], "at the start, and for a while after each change"
+    assert topic.taken == 8
+
+
+def test_topic_is_checked_after_each_read_if_the_reader_does_not_know() -> None:
+    topic = Watched(None, None, None)
+    reading(topic)
+    assert topic.checked == [0, 1, 2, 3]
+
+
+def test_topic_is_checked_at_an_interval_whatever_the_reader_says() -> None:
+    topic = Watched(*[1] * 16)
+    reading(topic)
+    assert topic.checked == [0, 1, 2, 13]
+
+
+def test_simulated_fault_of_a_topic_that_is_not_checked_takes_records_of_another_one() -> None:
+    topic = Watched(1, 2, 3)
+    reading(topic, IngressTailViolation.VIEW_NOT_CHECKED)
+    assert topic.checked == [0]
+    assert topic.taken == 3

@@ -25,6 +25,7 @@ from bascule.pipelines.spec import DivertSpec, IngressSpec, PipelinesSpec, Trans
 from bascule.pipelines.timestamps import Timestamps
 from bascule.writer.claims import Claim
 from bascule.writer.errors import Unwritable, WriteDenied
+from bascule.writer.incarnation import FIRST_PAUSE_S
 from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import Position, PositionLost
 from tests.support.journal import text_message
@@ -82,6 +83,9 @@ class Lineage:
     def check_read(self, leader_epoch: int, *_: object) -> int:
         return leader_epoch
 
+    def confirms(self, *_: object) -> bool:
+        return True
+
     def check_tail(self, position: Position) -> int:
         return position.leader_epoch
 
@@ -102,27 +106,69 @@ def carrier() -> Carrier:
 
 
 class MovedLeader(Lineage):
-    """A lineage whose leader has changed since the position, and has all records."""
+    """A lineage whose leader has changed since the position, and has all records. It confirms at the attempt ``confirmed_at``."""
+
+    def __init__(self, confirmed_at: int = 1) -> None:
+        self.confirmed_at = confirmed_at
+        self.patience_s: list[float] = []
+        self.open = False
 
     def check_read(self, leader_epoch: int, *_: object) -> int:
+        assert not self.open, "others wait for the end of the transaction"
         return leader_epoch + 1
 
+    def confirms(self, leader_epoch: int, _offset: int, timeout_s: float) -> bool:  # type: ignore[override]
+        self.patience_s.append(timeout_s)
+        return leader_epoch == 7 and len(self.patience_s) > self.confirmed_at
 
-def test_position_names_the_leader_that_was_found_while_kafka_stored_the_records(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def commit_under(lineage: MovedLeader, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Position], list[float]]:
+    """Commit a record. Return the positions written, and the pauses before each further attempt."""
     written: list[Position] = []
+    pauses_s: list[float] = []
 
     def write(outputs: Sequence[Output], before: Position, after: Position, confirm: Any) -> None:
-        run_blocking(confirm())
+        lineage.open = True
+        try:
+            run_blocking(confirm())
+        finally:
+            lineage.open = False
         written.append(after)
 
     monkeypatch.setattr(writer, "write", write)
-    monkeypatch.setattr(carry, "lineage_of", lambda *_: MovedLeader())
+    monkeypatch.setattr(carry, "lineage_of", lambda *_: lineage)
+    monkeypatch.setattr(carry.time, "sleep", pauses_s.append)
     at = replace(START, leader_epoch=6)
     with Carrier(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me"), at) as carrying:
         carrying.reach(SeenRecord(0, None, b""))
         carrying.commit()
         assert carrying.position == replace(at, offset=1, leader_epoch=7)
-    assert written == [carrying.position]
+    return written, pauses_s
+
+
+def test_position_names_the_leader_that_was_found_after_the_transaction_was_aborted(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, pauses_s = commit_under(MovedLeader(), writer, monkeypatch)
+    assert [position.leader_epoch for position in written] == [7]
+    assert pauses_s == [FIRST_PAUSE_S]
+
+
+def test_leader_that_does_not_confirm_in_time_gets_more_time_after_each_abort_and_a_pause(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = MovedLeader(confirmed_at=5)
+    written, pauses_s = commit_under(lineage, writer, monkeypatch)
+    assert lineage.patience_s == [2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
+    assert pauses_s == [0.1, 0.2, 0.4, 0.8, 1.6]
+    assert len(written) == 1
+
+
+def test_leader_that_never_confirms_ends_the_task(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    lineage = MovedLeader(confirmed_at=100)
+    with pytest.raises(Unavailable, match="journal-0: no leader has confirmed the records in 8 attempts"):
+        commit_under(lineage, writer, monkeypatch)
+    assert len(lineage.patience_s) == carry.DOUBTS_MAX
 
 
 def carry_messages(divert: DivertSpec, *addresses: str, dead_letter_topic: str | None = "dead") -> None:

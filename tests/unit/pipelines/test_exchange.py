@@ -43,6 +43,60 @@ def test_messages_reach_waiting_task_and_its_records_come_back(path: str) -> Non
     assert found == {"one": [RECORD, RECORD]}
 
 
+def test_caller_works_while_messages_are_transformed(path: str) -> None:
+    handed_over, worked = threading.Event(), threading.Event()
+
+    def source() -> None:
+        asked_messages(path, "one", "job")
+        handed_over.set()
+
+    def parts() -> Iterator[tuple[int, list[MadeRow]]]:
+        assert worked.wait(30), "the answer is not awaited before the work"
+        yield 9, [RECORD]
+
+    def work() -> None:
+        assert handed_over.wait(30), "the messages are handed over before the work"
+        worked.set()
+
+    with Transformer(path, ["one"]) as transformer:
+        threads = [in_thread(source), in_thread(lambda: answer(path, "one", "job", parts()))]
+        while len(transformer._waiting["one"].ends.get("job", {})) < 2:
+            transformer._accept(1.0)
+        assert transformer.records({"one": MESSAGES}, MANY_BYTES, work) == {"one": [RECORD]}
+        for thread in threads:
+            thread.join()
+
+
+def test_divert_is_ready_when_both_ends_of_a_waiting_task_have_connected(path: str) -> None:
+    with (
+        Transformer(path, ["one", "two"]) as transformer,
+        connected(path, SOURCE, "one", "a"),
+        connected(path, exchange.SINK, "one", "b"),
+    ):
+        assert not transformer.ready(["one"], 0.05), "the ends of different tasks"
+        with connected(path, exchange.SINK, "one", "a"):
+            assert transformer.ready(["one"], 30)
+            assert transformer.ready([], 0.0)
+            assert not transformer.ready(["one", "two"], 0.05)
+
+
+def test_caller_works_once_before_it_waits_for_a_task_that_is_not_ready(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "LOOK_S", 0.01)
+    worked: list[int] = []
+    threads: list[threading.Thread] = []
+
+    def work() -> None:
+        worked.append(1)
+        threads.append(in_thread(lambda: asked_messages(path, "one", "job")))
+        threads.append(in_thread(lambda: answer(path, "one", "job", iter(()))))
+
+    with Transformer(path, ["one"]) as transformer:
+        assert transformer.records({"one": MESSAGES}, MANY_BYTES, work) == {"one": []}
+        for thread in threads:
+            thread.join()
+    assert worked == [1]
+
+
 def test_answer_without_its_end_is_not_taken_for_an_answer(path: str) -> None:
     def parts() -> Iterator[tuple[int, list[MadeRow]]]:
         yield 9, [RECORD]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, cast
@@ -13,9 +14,12 @@ from bascule.core.errors import BadRecord, Unavailable
 from bascule.core.kafka_records import Place, Taken
 from bascule.kafka import clients, source
 from bascule.kafka.source import KafkaSource
+from bascule.pipelines import transforming_task
 from bascule.pipelines.ingress import IngressEngine
 from bascule.pipelines.spec import IngressSpec
+from bascule.pipelines.transforming_task import FurtherRecords
 from tests.support.mock_cluster import MockCluster
+from tests.support.system import wait_for
 
 PLACES: tuple[Place, ...] = (("a", 0), ("a", 1))
 
@@ -216,3 +220,28 @@ def test_record_with_unreadable_headers_is_dead_lettered_and_does_not_end_the_so
     assert (output.topic, output.value) == ("dead", b"v")
     with pytest.raises(BadRecord, match="the name of a header is no text"):
         IngressEngine(IngressSpec("in", "queue", ("a",)), "bridge", "ingress", None).output(record)
+
+
+def test_source_that_a_task_with_transformations_reads_rests_at_its_end(topic: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end is reported between the records and the look for further ones. A source that gathers for ever would never yield again."""
+    monkeypatch.setattr(source, "PAUSE_S", 0.05)
+    monkeypatch.setattr(transforming_task, "FURTHER_S", 0.3)
+    monkeypatch.setattr(source, "_DEFAULTS", {**source._DEFAULTS, "fetch.wait.max.ms": 10})
+    further, seen = FurtherRecords(), list[Taken]()
+    with closing(KafkaSource(topic.kafka, {PLACES[0]: 0}, committed=True, gather=further.gathers_s)) as opened:
+
+        def read() -> None:
+            for taken in opened:
+                seen.append(taken)
+                further.carried(taken)
+                if len(values(seen, PLACES[0])) == 2 and not any(each.records or each.ends for each in seen[-2:]):
+                    return
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        produce(topic, "0")
+        wait_for(lambda: any(taken.ends for taken in seen), "the end")
+        produce(topic, "1")
+        thread.join(30)
+        assert not thread.is_alive()
+    assert values(seen, PLACES[0]) == [b"0", b"1"]

@@ -18,10 +18,18 @@ from bascule.core.kafka_records import Gather, KafkaRecord, Output, Place, Taken
 from bascule.jms.message import decode_message
 from bascule.kafka.transactional import TransactionalWriter
 from bascule.pipelines import exchange, transforming_task
-from bascule.pipelines.exchange import AskedMessage, MadeRow, NotTransformed, answer, asked_messages
+from bascule.pipelines.exchange import AskedMessage, MadeRow, NotTransformed, Transformer, answer, asked_messages
 from bascule.pipelines.spec import DivertSpec, StartPosition, TransactionLimits
 from bascule.pipelines.tasks import DivertTask, ForeignRow
-from bascule.pipelines.transforming_task import ASKED_S, FIRST_MESSAGES, BatchLimit, TransformingTask, batches_of
+from bascule.pipelines.transforming_task import (
+    ASKED_S,
+    FIRST_MESSAGES,
+    FURTHER_S,
+    BatchLimit,
+    FurtherRecords,
+    TransformingTask,
+    batches_of,
+)
 from bascule.pipelines.waiting import Truncated
 from bascule.writer.position import EARLIEST, Position
 from tests.scenarios.sparkless import Bridge, workers_end
@@ -252,17 +260,93 @@ def test_position_within_a_batch_has_the_fence_and_the_exclusive_diverts_of_its_
     assert case.stored.exclusive == ("other",)
 
 
-def test_no_transaction_is_open_while_the_task_waits_for_a_transformation(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_is_committed_while_the_next_one_is_transformed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transforming_task, "ASKED_MESSAGES", 2)
     case.bridge.send("a", "b", "c", "d")
-    visible: list[int] = []
+    handed_over, committed = threading.Event(), threading.Event()
+    write = TransactionalWriter.write
+
+    def after_the_next_batch(self: Any, outputs: Sequence[Output], before: Position, after: Position, **more: Any) -> None:
+        if after.offset == 3:
+            assert handed_over.wait(30), "the next batch is transformed meanwhile"
+        write(self, outputs, before, after, **more)
+        committed.set()
 
     def transform(message: AskedMessage) -> list[MadeRow]:
-        visible.append(len(case.bridge.carried("plain")) if message.offset > 2 else 0)
+        if message.offset > 2:
+            handed_over.set()
+            assert committed.wait(30), "no transaction is open while the task waits for a transformation"
         return upper(message)
 
-    case.run(case.task(), transform)
-    assert visible == [0, 0, 2, 2], "the first batch is committed when the second one is transformed"
+    task = case.task()
+    with monkeypatch.context() as patch:
+        patch.setattr(TransactionalWriter, "write", after_the_next_batch)
+        case.run(task, transform)
+    assert case.carried == (["A", "B", "C", "D"], ["a", "b", "c", "d"])
+
+
+def test_commit_that_fails_while_the_next_batch_is_transformed_writes_neither_of_them_and_then_both_once(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transforming_task, "ASKED_MESSAGES", 2)
+    case.bridge.send("a", "b", "c", "d")
+
+    def fail(self: Any, *_: Any, **__: Any) -> None:
+        raise Unavailable("no Kafka")
+
+    task = case.task()
+    with monkeypatch.context() as patch:
+        patch.setattr(TransactionalWriter, "write", fail)
+        with pytest.raises(Unavailable):
+            case.run(task, upper)
+    assert (case.carried, case.stored.offset) == (([], []), 0)
+    case.run(task, upper)
+    assert case.carried == (["A", "B", "C", "D"], ["a", "b", "c", "d"])
+
+
+def test_records_that_come_while_no_waiting_task_is_ready_are_one_batch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task commits, and takes the next records when a waiting task is ready for them."""
+    asked: list[int] = []
+    committed: list[bool] = []
+    records, ready = Transformer.records, Transformer.ready
+
+    def noted(self: Any, messages: Mapping[str, Sequence[AskedMessage]], *more: Any) -> dict[str, list[MadeRow]]:
+        asked.append(len(messages["upper"]))
+        return records(self, messages, *more)
+
+    def awaited(self: Any, diverts: Sequence[str], within_s: float) -> bool:
+        if not within_s:
+            return False
+        committed.append(case.bridge.carried("plain") != [])
+        assert asked == [1], "it waits for the divert that it has just asked"
+        return ready(self, diverts, 30)
+
+    monkeypatch.setattr(Transformer, "records", noted)
+    monkeypatch.setattr(Transformer, "ready", awaited)
+    case.bridge.send("a")
+    case.run(case.task(), upper)
+    assert committed == [True]
+
+
+def test_records_behind_a_batch_are_looked_for_before_it_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(transforming_task.time, "monotonic", lambda: now_s)
+    further, place = FurtherRecords(), ("journal", 0)
+    record = KafkaRecord("journal", 0, 0, None, b"", (), 0)
+    now_s = 10.0
+    assert further.gathers_s(place) > 0, "the first record is no tail: others may come while it is transformed"
+    now_s = 11.0
+    further.carried(Taken([record]))
+    assert further.gathers_s(place) > 0
+    now_s += 2 * FURTHER_S
+    assert further.gathers_s(place) <= 0, "nothing has come: the batch is committed"
+    further.carried(Taken([], [place]))
+    now_s = 20.0
+    assert further.gathers_s(place) > 0
+    further.carried(Taken([]))
+    assert further.gathers_s(place) > 0, "the source says that it has come to its end, and still gathers"
+    now_s += 2 * FURTHER_S
+    assert further.gathers_s(place) <= 0
 
 
 def test_batches_are_bounded_by_messages_and_bytes_and_end_with_a_record(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,27 +368,35 @@ def test_batches_grow_while_they_are_fast_and_shrink_to_those_that_a_slow_transf
     limit = BatchLimit()
     limit.took(FIRST_MESSAGES // 10, 0.1)
     assert limit.messages == FIRST_MESSAGES, "a small batch says nothing about a large one"
-    for _ in range(10):
-        limit.took(limit.messages, 0.1)
+    limit.took(limit.messages, 0.1)
+    assert limit.messages == 10 * FIRST_MESSAGES
+    limit.took(limit.messages, 0.1)
     assert limit.messages == transforming_task.ASKED_MESSAGES
     limit.took(limit.messages, 10 * ASKED_S)
     assert limit.messages == transforming_task.ASKED_MESSAGES // 10
+    limit.took(limit.messages, ASKED_S / 2)
+    assert limit.messages == transforming_task.ASKED_MESSAGES // 5, "as many as would take ASKED_S"
     limit.took(1, 10 * ASKED_S)
     assert limit.messages == 1
-    limit.took(1, 0.1)
+    limit.took(1, 0.9 * ASKED_S)
     assert limit.messages == 2
 
 
-def test_first_batch_has_the_size_that_was_asked_for_and_the_next_one_follows_the_time_that_it_took(case: Case) -> None:
+def test_first_batch_has_the_size_that_was_asked_for_and_the_next_one_follows_the_time_that_it_took(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transforming_task, "GROWTH_MAX", 2)
     case.bridge.send("a", "b", "c", "d")
-    visible: list[int] = []
+    sizes: list[int] = []
+    asked = Transformer.records
 
-    def transform(message: AskedMessage) -> list[MadeRow]:
-        visible.append(len(case.bridge.carried("plain")) if message.offset > 1 else 0)
-        return upper(message)
+    def records(self: Any, messages: Mapping[str, Sequence[AskedMessage]], *more: Any) -> dict[str, list[MadeRow]]:
+        sizes.append(len(messages["upper"]))
+        return asked(self, messages, *more)
 
-    case.run(case.task(), transform, first=1)
-    assert visible == [0, 1, 1, 3], "the second batch has two messages"
+    monkeypatch.setattr(Transformer, "records", records)
+    case.run(case.task(), upper, first=1)
+    assert sizes == [1, 2, 1]
 
 
 def test_message_that_no_transformation_takes_asks_nobody(case: Case) -> None:

@@ -59,6 +59,8 @@ class Record:
 class Reader:
     """A reader that returns one record at a time, so that each is a step."""
 
+    topic_view: int | None = None
+
     def __init__(self, *_: Any, **__: Any) -> None:
         self._position = 0
 
@@ -327,16 +329,21 @@ def test_chunk_that_cannot_be_journaled_waits_and_is_retried(monkeypatch: pytest
     asyncio.run(tailed())
 
 
+@pytest.mark.parametrize("view", [None, 1])
 @pytest.mark.parametrize("new_records", [[Record(7, "q")], []], ids=["with records", "with none"])
-def test_no_record_of_a_recreated_topic_is_taken(new_records: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_record_of_a_recreated_topic_is_taken(new_records: list[Record], view: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new topic has grown past the position in the old topic. The tail must not continue there as if the topic were the same."""
 
     class Grown(Reader):
+        topic_view = view
+
         def read_at_once(self, count: int, timeout_s: float) -> list[Record]:
             self._position += 1
             if self._position <= 5:
                 return [Record(self._position - 1, "q")]
             monkeypatch.setattr(Topics, "now", "second")
+            if view is not None and new_records:
+                self.topic_view = view + 1
             return new_records
 
     async def check(broker: BrokerInMemory, tail: IngressTail) -> None:

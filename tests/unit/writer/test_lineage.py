@@ -8,7 +8,7 @@ import pytest
 
 from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
-from bascule.writer.lineage import LineageViolation, LogEnd, SeenRecord, check_read, check_tail
+from bascule.writer.lineage import LineageViolation, LogEnd, SeenRecord, check_read, check_tail, still_leads
 from bascule.writer.position import UNKNOWN_EPOCH, PositionLost
 
 LAST = SeenRecord(9, b"k", b"v", 1)
@@ -117,3 +117,21 @@ def test_each_simulated_lineage_violation_is_detected() -> None:
     with pytest.raises(PositionLost):
         tail(Partition([LogEnd(5, 4), LogEnd(12, 4)]), 4, LineageViolation.STALE_END_BELIEVED)
     assert tail(Partition([LogEnd(99, 6)], kept=False), 4, LineageViolation.GROWTH_NOT_CHECKED) == 6
+
+
+@pytest.mark.parametrize(
+    ("end", "confirmed"),
+    [
+        (LogEnd(10, 4), True),
+        (LogEnd(9, 4), False),
+        (LogEnd(99, 5), False),
+        (LogEnd(99, 3), False),
+        (LogEnd(99, UNKNOWN_EPOCH), False),
+    ],
+)
+def test_only_the_leader_of_the_position_confirms_what_was_read(end: LogEnd, confirmed: bool) -> None:
+    assert still_leads(end, 4, 10) == confirmed
+
+
+def test_cluster_without_leader_epochs_confirms_with_each_answer() -> None:
+    assert still_leads(LogEnd(3, UNKNOWN_EPOCH), UNKNOWN_EPOCH, 10)

@@ -1,0 +1,58 @@
+"""Whether a consumer may have begun to read a recreated topic, from the debug lines of its client.
+
+A fetch request of librdkafka names its topic by the topic's id (Fetch version 13 or later), and Kafka does not answer a request for a
+deleted topic with records of another one. The client learns the id of a recreated topic only from an answer to a metadata request, and
+continues at the same offset. So all records that come between two such answers belong to one topic.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Final
+
+from bascule.core.log import ClientLog, EventLog
+
+#: The debug context of the client whose lines a TopicViewLog reads.
+CONTEXT: Final = "protocol"
+#: The first word of a line about an answer, and the answers that count.
+_ANSWERED: Final = "RECV"
+_ANSWER: Final = re.compile(r": Received (Fetch|Metadata)Response \(v(\d+),")
+#: From this version on, a fetch request names the id of a topic.
+_BY_ID: Final = 13
+#: The level of debug lines.
+_DEBUG: Final = 10
+#: The views of all clients of the process. No two clients have the same one.
+_views: Final = itertools.count(1)
+
+
+class TopicViewLog(ClientLog):
+    """The log of one consumer. It reads the answers to its requests from debug lines, and logs all other lines.
+
+    If a later librdkafka writes other lines, ``view`` stays None: the topic is checked after each read, which is slower, but as safe.
+    """
+
+    __slots__ = ("_by_id", "_debugging", "_view")
+
+    def __init__(self, log: EventLog, *, debugging: bool = False) -> None:
+        """``debugging``: the user has asked for debug lines, so they are logged as well."""
+        super().__init__(log)
+        self._debugging = debugging
+        self._by_id = False
+        self._view: int | None = None
+
+    @property
+    def view(self) -> int | None:
+        """Return a number that changes before the client returns records of a recreated topic; None if this cannot be known."""
+        return self._view if self._by_id else None
+
+    def log(self, level: int, text: str, *arguments: object) -> None:
+        """Handle a log line of the client."""
+        if level > _DEBUG or self._debugging:
+            super().log(level, text, *arguments)
+        if level > _DEBUG or not arguments or arguments[0] != _ANSWERED or (found := _ANSWER.search(str(arguments[-1]))) is None:
+            return
+        if found[1] == "Metadata":
+            self._view = next(_views)
+        else:
+            self._by_id = int(found[2]) >= _BY_ID
