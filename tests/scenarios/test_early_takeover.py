@@ -57,7 +57,7 @@ def test_standby_takes_over_from_killed_brokers_long_before_their_sessions_end(
 ) -> None:
     with ExitStack() as stack:
         pair = Pair(kafka, tmp_path, topic_prefix, stack, f"[broker]\nsession_timeout_s = {SESSION_S}")
-        told(f"taken over after {killed_in_turn(pair, connect_to, queue, 3)} s")
+        told(f"taken over after {killed_in_turn(pair, connect_to, queue, 2)} s")
 
 
 @pytest.mark.slow

@@ -32,6 +32,9 @@ from tests.support.system import descendants
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_job.py"
 
+#: Half of them end the driver, the others daemons and workers.
+KILLS = 4
+
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -42,8 +45,8 @@ def bridge(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Iterator[
     bridge.child.stop(60)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_messages_arrive_exactly_once_when_driver_and_workers_are_killed(bridge: Bridge, kills: int) -> None:
+@pytest.mark.slow
+def test_messages_arrive_exactly_once_when_driver_and_workers_are_killed(bridge: Bridge) -> None:
     """Kill the driver in half of the cases, and a worker in the other half."""
     bridge.configure(
         """
@@ -77,7 +80,7 @@ start = "earliest"
     send(2000)
     bridge.start()
     everything, late = bridge.reader(f"{bridge.prefix}.flights.all"), bridge.reader(f"{bridge.prefix}.flights.late")
-    for round_number in range(kills):
+    for round_number in range(KILLS):
         send(500)
         everything.wait_for(sent - 400)
         if round_number % 2:
