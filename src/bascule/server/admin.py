@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
@@ -74,7 +74,8 @@ DEAD_LETTERS_MAX = 1_000
 DEAD_LETTERS = 100
 #: Pages that describe all queues or connections before they are sent, made at once: the metrics, and a part of a sorted list.
 PAGES_AT_ONCE = 1
-#: Answers in pieces that are sent at once, each with the figures or a list of all queues.
+#: Answers in pieces that are sent at once, each with the figures or a list of all queues. Metrics, which may need no login, have places of
+#: their own.
 STREAMS_AT_ONCE = 4
 #: Longest wait, in seconds, for one of these answers to end: the default timeout of Prometheus.
 STREAM_WAIT_S = 10.0
@@ -134,7 +135,8 @@ class _Pages:
         self._audit = audit
         self._collectors = collectors
         self._turn = asyncio.Semaphore(PAGES_AT_ONCE)
-        self._streams = asyncio.Semaphore(STREAMS_AT_ONCE)
+        self._metrics = asyncio.Semaphore(STREAMS_AT_ONCE)
+        self._lists = asyncio.Semaphore(STREAMS_AT_ONCE)
 
     async def livez(self, _request: Request) -> Response:
         """Answer that the process lives."""
@@ -154,11 +156,7 @@ class _Pages:
 
     async def metrics(self, _request: Request) -> Response:
         """Answer with metrics for Prometheus."""
-        try:
-            async with asyncio.timeout(STREAM_WAIT_S):
-                await self._streams.acquire()
-        except TimeoutError:
-            raise Unavailable(f"{STREAMS_AT_ONCE} other clients read the metrics slowly; send the request again later") from None
+        await _place(self._metrics)
         try:
             async with self._turn:
                 status = StatusCollector(await self._broker.status())
@@ -166,14 +164,10 @@ class _Pages:
             pieces = made_beside(exposition(metrics), self._turn)
             first = await anext(pieces)  # an error of all figures is answered
         except BaseException:
-            self._streams.release()
+            self._metrics.release()
             raise
-        return self._in_pieces(first, pieces, METRICS_TYPE, METRICS_PATH)
-
-    def _in_pieces(self, first: bytes, pieces: AsyncGenerator[bytes, None], media_type: str, path: str) -> Response:
-        """Return an answer that has one of the places for answers in pieces."""
-        failed = partial(self._broker.contain, path=path)
-        return PiecesAnswer(first, pieces, media_type, done=self._streams.release, failed=failed)
+        failed = partial(self._broker.contain, path=METRICS_PATH)
+        return PiecesAnswer(first, pieces, METRICS_TYPE, done=self._metrics.release, failed=failed)
 
     async def _json(self, request: Request, content: object) -> Response:
         """Answer with JSON: at once if it is short, otherwise in pieces."""
@@ -182,8 +176,9 @@ class _Pages:
         second = await anext(pieces, b"")
         if not second:
             return Response(first, media_type=JSON_TYPE)
-        await self._streams.acquire()
-        return self._in_pieces(first + second, pieces, JSON_TYPE, request.scope["path"])
+        await _place(self._lists)
+        failed = partial(self._broker.contain, path=request.scope["path"])
+        return PiecesAnswer(first + second, pieces, JSON_TYPE, done=self._lists.release, failed=failed)
 
     async def look(self, request: Request) -> Response:
         """Answer one of LOOKS."""
@@ -257,6 +252,15 @@ async def _while_wanted(request: Request, answer: Coroutine[Any, Any, object]) -
     finally:
         asking.cancel()
         leaving.cancel()
+
+
+async def _place(places: asyncio.Semaphore) -> None:
+    """Take a place for an answer in pieces. Raises Unavailable."""
+    try:
+        async with asyncio.timeout(STREAM_WAIT_S):
+            await places.acquire()
+    except TimeoutError:
+        raise Unavailable(f"{STREAMS_AT_ONCE} other clients read such an answer slowly; send the request again later") from None
 
 
 async def _left(request: Request) -> None:
