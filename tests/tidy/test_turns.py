@@ -95,6 +95,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "broker/local_transactions.py LocalTransactions._is_persistent", "broker/local_transactions.py LocalTransactions.commit",
         "broker/local_transactions.py LocalTransactions.rollback", "server/connection_reset.py rollback_loses_messages",
     ),
+    "the transactions that one request joins: REQUEST_SIZE_BYTES_MAX": ("broker/transactions.py LocalTransaction.hand_over",),
     "ROLLED_BACK_AT_ONCE transactions, and their queues": ("broker/local_transactions.py LocalTransactions.rollback_all",),
     "a piece of a plan, or all of its ids after five rounds: MESSAGES_PER_RECORD_MAX": (
         "broker/intake.py Intake.plan_lacks_room", "broker/planned_sends.py Piece.compare_steps",
