@@ -98,10 +98,10 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "the transactions that one request joins: REQUEST_SIZE_BYTES_MAX": ("broker/transactions.py LocalTransaction.hand_over",),
     "ROLLED_BACK_AT_ONCE transactions, and their queues": ("broker/local_transactions.py LocalTransactions.rollback_all",),
     "a piece of a plan, or all of its ids after five rounds: MESSAGES_PER_RECORD_MAX": (
-        "broker/intake.py Intake.plan_lacks_room", "broker/planned_sends.py Piece.compare_steps",
-        "broker/planned_sends.py Piece.count", "broker/planned_sends.py PlannedSends._again",
+        "broker/intake.py Intake.plan_lacks_room",
+        "broker/planned_sends.py Piece.count",
         "broker/planned_sends.py PlannedSends._expect", "broker/planned_sends.py PlannedSends._few_outdated",
-        "broker/planned_sends.py PlannedSends._outdated", "broker/planned_sends.py PlannedSends.decide",
+        "broker/planned_sends.py PlannedSends._known_outdated", "broker/planned_sends.py PlannedSends.decide",
     ),
     "the queues of one message: broker.max_queues, counted as steps of the message or with the credit for many messages": (
         "broker/intake.py Intake.lacks_room", "broker/sending.py Sending._make_room", "broker/sending.py Sending.forget_waiting",
@@ -113,6 +113,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "clients that are forgotten in favour of others: REMEMBERED_MAX": ("server/interruptions.py Interruptions.lost",),
     "WINDOWS_MAX": ("broker/duplicates.py DuplicateWindows._drop_half",),
     "BUCKETS": ("broker/groups.py Groups.leave",),
+    "the steps of a turn": ("broker/delivery.py Deliveries._dispatch",),
     "the selectors of the consumers of one queue, counted as steps": (
         "broker/ready.py Ready.in_views", "broker/ready.py Ready.insert", "broker/ready.py Ready.take",
     ),
