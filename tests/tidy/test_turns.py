@@ -28,6 +28,9 @@ WRAPPERS: Final = GO_THROUGH | {"chain", "enumerate", "filter", "iter", "map", "
 
 #: The functions with a loop, by the bound of the loop. docs/internals/turns.md has the long ones of them, with their times.
 BOUNDS: Final[dict[str, tuple[str, ...]]] = {
+    "the connections of the admin server that have sent no request: WAITING_MAX": (
+        "server/handshakes.py Handshakes.connecting", "server/handshakes.py Handshakes.displace_connecting",
+    ),
     "the two listeners for clients": (
         "server/life.py BrokerLife._room_for_another", "server/life.py BrokerLife.refused_connections",
         "server/life.py BrokerLife.serve", "server/life.py BrokerLife.stop_listening",
