@@ -35,7 +35,7 @@ class CoordinatorLink:
         self.link = link
         self._declared: dict[bytes, LocalTransaction] = {}  # transactions by id; a connection may have a coordinator link for each session
         self._commits = 0  # commits that are not answered yet
-        self._begun: list[tuple[int, bytes]] = []  # declares that are answered behind them: delivery ids and transactions
+        self._begun: tuple[int, bytes] | None = None  # a declare that is answered behind them: delivery id and transaction
         self._declared_max = KEPT_MIN  # number of kept transactions at which those that are branches are dropped
         # The id of the transaction that an interruption may have affected: b"" before it, None after it.
         self._first: bytes | None = None
@@ -81,16 +81,12 @@ class CoordinatorLink:
             self._declared[transaction.id] = transaction
             if self._first == b"":
                 self._first = transaction.id
-            self._begun.append((delivery_id, transaction.id))
-            if not self._commits:
-                self._answer_declares()
+            if self._commits and self._begun is None:
+                self._begun = delivery_id, transaction.id
+            else:
+                self.link.settle(delivery_id, Declared(transaction.id))
         if self.link.credit < PRODUCER_CREDIT_LOW:
             self.link.flow(PRODUCER_CREDIT)
-
-    def _answer_declares(self) -> None:
-        for delivery_id, txn_id in self._begun:
-            self.link.settle(delivery_id, Declared(txn_id))
-        self._begun.clear()
 
     def _forget_branches(self) -> None:
         """Forget the transactions that have become branches. The next look comes after the number has doubled: it reads all of them."""
@@ -144,8 +140,9 @@ class CoordinatorLink:
     def _committed(self, delivery_id: int, error: BasculeError | None) -> None:
         self._commits -= 1
         self._answer(delivery_id, error)
-        if not self._commits:
-            self._answer_declares()
+        if self._begun is not None and not self._commits:
+            (declare, txn_id), self._begun = self._begun, None
+            self.link.settle(declare, Declared(txn_id))
 
     def abandon(self) -> None:
         """Roll back the transactions of a detached link (AMQP 1.0 part 4, section 4.1)."""

@@ -65,19 +65,20 @@ def test_fast_and_general_decoder_agree_on_dispositions() -> None:
 
 @pytest.mark.parametrize("outcome", [None, ACCEPTED, Modified(True)], ids=repr)
 def test_frames_of_many_transactions_are_read_with_their_own_ids(outcome: Composite | None) -> None:
-    ids = [b"%x.%x" % (5, number) for number in (*range(1, 600), *range(2**40, 2**40 + 9))] + [
-        b"",
-        b"\x00\x53\x34\xc0\x06\x01\xa0\x01",
-        b"i" * 255,
-    ]
+    ids = [b"%x.%x" % (5, number) for number in (*range(1, 600), *range(2**40, 2**40 + 9))]
+    ids += [b"", b"\x00\x53\x34\xc0\x06\x01\xa0\x01"]
+    wrong = []
     for txn_id in ids:
         state = TransactionalState(txn_id, outcome)
-        encoded = encode_composite(Transfer(0, 7, b"tag", 0, False, state=state))
-        frame = hot.read_transfer(encoded, 3, len(encoded)) if len(txn_id) < 200 else None
-        assert frame is None or frame[4][1:] == hot.transfer_frame(Transfer(0, 7, b"tag", 0, False, state=state), 0)[4][1:]
-        settled = Disposition(True, 7, None, True, state)
-        encoded = encode_composite(settled)
-        assert len(txn_id) > 200 or hot.read_disposition(encoded, 3, len(encoded)) == hot.disposition_frame(settled)
+        transfer, disposition = Transfer(0, 7, b"tag", 0, False, state=state), Disposition(True, 7, None, True, state)
+        encoded = encode_composite(transfer)
+        frame = hot.read_transfer(encoded, 3, len(encoded))
+        if frame is None or frame[4][1:] != hot.transfer_frame(transfer, 0)[4][1:]:
+            wrong.append((txn_id, frame))
+        encoded = encode_composite(disposition)
+        if (settled := hot.read_disposition(encoded, 3, len(encoded))) != hot.disposition_frame(disposition):
+            wrong.append((txn_id, settled))
+    assert wrong == []
 
 
 def test_transaction_id_that_is_cut_off_is_not_read() -> None:
