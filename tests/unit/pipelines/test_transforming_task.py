@@ -98,6 +98,7 @@ class Case:
     def __init__(self, bridge: Bridge, path: str) -> None:
         self.bridge, self.path = bridge, path
         self.begin = StartPosition(EARLIEST)
+        self.at_tail = True  # the source says that no further record is there
         self.diverts = (
             bridge.divert("upper", start=self.begin, select=("upper(text) AS value",)),
             bridge.divert("plain", start=self.begin),
@@ -123,7 +124,7 @@ class Case:
         def opened(start: Mapping[Place, int], _gather: Gather) -> Iterator[Iterator[Taken]]:
             threads.append(wait_for_messages(self.path, "upper", transform))
             ((place, offset),) = start.items()
-            yield iter([Taken(self.records(offset), [place])])
+            yield iter([Taken(self.records(offset), [place] if self.at_tail else [])])
 
         try:
             TransformingTask(task, self.path, first).run(opened)
@@ -324,6 +325,7 @@ def test_records_that_come_while_no_waiting_task_is_ready_are_one_batch(case: Ca
     monkeypatch.setattr(Transformer, "records", noted)
     monkeypatch.setattr(Transformer, "ready", awaited)
     case.bridge.send("a")
+    case.at_tail = False
     case.run(case.task(), upper)
     assert committed == [True]
 
