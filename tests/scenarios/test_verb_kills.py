@@ -1,7 +1,6 @@
 """Each verb about pipelines on one Kafka, broker and Spark, a part of which is killed with -9 meanwhile: the wanted state is reached.
 
-The tests of each verb kill every part: test_control_kills, test_definition_kills, test_divert_definition and test_redrive_kills. All are
-slow. In each run `tests/unit/pipelines` kills the driver at each point of each verb, and the simulation kills all parts.
+The tests of each verb kill every part: test_control_kills, test_definition_kills, test_divert_definition and test_redrive_kills, all slow.
 """
 
 from __future__ import annotations
@@ -102,7 +101,6 @@ def connected(running: Running) -> Context:
     return connect(PYTHON_FAILOVER.format(running.url), timeout_s=REACHED_S)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_each_verb_reaches_the_wanted_state_though_a_part_is_killed(tmp_path: Path) -> None:
     config = tmp_path / "bascule.toml"
