@@ -24,18 +24,14 @@ from bascule.jms.selector import Selector
 from bascule.journal.records import count_entry
 
 #: Steps of a delivery, and of a check of a consumer.
-DELIVERY_STEPS = 10
+DELIVERY_STEPS, LOOK_STEPS = 10, 1
 DELIVERED_BYTES_PER_STEP = 4_096
-LOOK_STEPS = 1
 #: Steps of a look at a queue that delivers nothing: a client may have changed thousands of queues that are empty.
 QUEUE_STEPS = 5
-#: Steps of telling a consumer that the queue has delivered all that it can.
-ASKING_STEPS = 3
-#: Steps of resuming a sender that waited for room.
-GO_ON_STEPS = 20
+#: Steps of telling a consumer that the queue has delivered all that it can, and of resuming a sender that waited for room.
+ASKING_STEPS, GO_ON_STEPS = 3, 20
 #: Steps of putting a message into one queue, and of ending the delay of a message in one queue.
-ARRIVAL_STEPS = 2
-DUE_STEPS = 4
+ARRIVAL_STEPS, DUE_STEPS = 2, 4
 #: Scheduled actions of one turn, so that the turn stays short.
 DUE_MAX = 1_000
 #: Delivery counts in one journal entry: a consumer may return any number of messages, and the size of a record is limited.

@@ -164,8 +164,7 @@ class Node:
     @property
     def congested(self) -> bool:
         """Return whether so much data is in flight to the journal, or waits for it, that the broker reads nothing from clients."""
-        epoch = self._epoch
-        return epoch is not None and is_congested(epoch.protocol.engine)
+        return (epoch := self._epoch) is not None and is_congested(epoch.protocol.engine)
 
     def lists_user(self, user: str) -> bool:
         """Return whether a pipeline may act as a user: one with a password or a role, or anybody if there are no permissions."""

@@ -78,7 +78,7 @@ class NextSettings(NamedTuple):
     access: AdminAccess | None  # None: as before
 
     def read_keys_again(self) -> None:
-        """Let the tokens of before read their key set again."""
+        """Read the key set of tokens again whose settings are as before."""
         if self.tokens is not None and self.key_source is not None:
             self.tokens.keys.read_from(self.key_source)
 

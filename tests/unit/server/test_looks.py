@@ -93,6 +93,7 @@ async def test_every_column_sorts_in_both_orders(name: str, search: str) -> None
         node.engine.create_queue(f"s{number}", f"t{number % 3}", Routing.MULTICAST, subscription=f"s{number}")
         node.fill(f"a{number % 4}", number)
     node.broker.settle()
+    assert columns.sortable
     for column in columns.sortable:
         rows = [row for row in (await look(node, f"list/{name}"))["entries"] if search in row["name"]]
         for order in ("ascending", "descending"):
