@@ -16,6 +16,8 @@ from tests.sim.kafka import NetworkConditions
 from tests.sim.simulation import Simulation
 from tests.simulation.planting import Planted
 
+#: When brokers that quarrel are elected. Clients connect meanwhile, some to the one broker and some to the other.
+ELECTIONS_MS: Final = (30.0, 80.0, 130.0, 180.0, 230.0, 300.0, 400.0, 500.0)
 #: How long the first driver of some runs is suspended.
 LATE_DRIVER_MS: Final = 400.0
 
@@ -28,9 +30,11 @@ def changing_leaders(simulation: Simulation) -> None:
 
 
 def quarrelling_brokers(simulation: Simulation) -> None:
-    """Another broker is elected repeatedly, without other faults."""
-    simulation.nemesis.troubles = {"take over": 1.0}
+    """Another broker is elected repeatedly during the first half second, without other faults."""
+    simulation.nemesis.troubles = {}
     simulation.kafka.weather = NetworkConditions()
+    for at_ms in ELECTIONS_MS:
+        simulation.world.after(at_ms, simulation.nemesis.take_over)
 
 
 def lossy_network(simulation: Simulation) -> None:
