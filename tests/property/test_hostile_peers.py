@@ -132,7 +132,8 @@ def show(broker: BrokerInMemory) -> None:
     engine = broker.engine
     for queue in engine.addresses.queues.values():
         said = [
-            queue_detail(queue, [consumer_status(each) for each in queue.consumers]),
+            queue_detail(queue),
+            [consumer_status(each) for each in queue.consumers],
             subscription_status(queue),
             *(administration.dead_letter(engine, each) for each in queue.waiting()),
         ]
