@@ -362,7 +362,7 @@ def test_snapshot_with_missing_stored_message_is_not_used(topics: Topics) -> Non
     topics.send("a")
     name = topics.snapshot()
     taken = snapshots.decode(topics.kept[name])
-    taken.stored = taken.mids[0]
+    taken.stored = list(taken.mids[0])
     topics.kept[name] = snapshots.encode(taken).joined()
     assert waiting(topics.ends().load()) == bodies("a")  # from the whole journal
     assert any(note.startswith("outdated snapshot: snapshot cannot be used: message") for note in topics.notes)

@@ -167,6 +167,7 @@ def test_bindings_that_change_in_each_turn_delay_a_long_record_for_a_limited_num
     assert all(subscription.incoming == 0 for subscription in subscriptions)
 
 
+@pytest.mark.interpreted
 def test_long_record_waits_if_bindings_change_too_often_to_plan_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     contained: list[Exception] = []
     bench.engine.journaling.errors = ErrorContainment(lambda _, error, __: contained.append(error))
