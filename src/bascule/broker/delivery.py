@@ -399,10 +399,10 @@ class Deliveries:
         if queue.durable and not queue.ready.count and self.counters.messages_out > before:
             self._reservations.reserve_ahead(queue)
         while queue.asking:
-            if turns.left <= 0:
-                return False
             turns.left -= ASKING_STEPS
             self.errors.run(ErrorKind.LINK, queue.asking.popitem()[0].port.dispatched)
+            if turns.left <= 0:  # after one at least, so that a small share of a turn is enough
+                return not queue.asking
         return True
 
     def _hand_out(self, queue: BrokerQueue) -> bool:
