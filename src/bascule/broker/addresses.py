@@ -95,6 +95,10 @@ def _pattern_steps(queue: BrokerQueue) -> int:
     return max(len(words) // PATTERN_WORDS_PER_STEP, int(spreads))
 
 
+def _size_of(address: str, route: Route) -> int:
+    return ROUTE_BYTES + getsizeof(address) + getsizeof(route.queues) + getsizeof(route.target.encoded)
+
+
 @dataclass(slots=True)
 class AddressBook:
     """All queues by id, by name and by address. Routes are computed once and kept until a binding changes."""
@@ -137,7 +141,7 @@ class AddressBook:
             self._bound.add(queue.address, queue)
         self._count(queue, 1)
         self.memory.selector_chars += len(queue.selector_text)
-        self._changed()
+        self._changed_by(queue)
 
     def remove(self, queue: BrokerQueue) -> None:
         """Remove a queue."""
@@ -149,7 +153,7 @@ class AddressBook:
         else:
             self.subscriptions.pop(queue.name, None)
             self._bound.remove(queue.address, queue)
-        self._changed()
+        self._changed_by(queue)
 
     def change_user(self, queue: BrokerQueue, user: str) -> None:
         """Let a queue count as one of another user."""
@@ -225,7 +229,7 @@ class AddressBook:
             if len(self.routes) >= ROUTES_MAX:
                 self.forget_routes()
             route = self.routes[key] = self._work_out(address, routing)
-            self.routes_bytes += ROUTE_BYTES + getsizeof(address) + getsizeof(route.queues) + getsizeof(route.target.encoded)
+            self.routes_bytes += _size_of(address, route)
         return route
 
     def _work_out(self, address: str, routing: Routing) -> Route:
@@ -258,6 +262,17 @@ class AddressBook:
     def _changed(self) -> None:
         self.version += 1
         self.forget_routes()
+
+    def _changed_by(self, queue: BrokerQueue) -> None:
+        """Forget the routes that a new or deleted queue may change. A queue that is no subscription is on one route only."""
+        if queue.routing is not Routing.ANYCAST:
+            self._changed()
+            return
+        self.version += 1
+        self.forgotten += 1
+        route = self.routes.pop((queue.name, Routing.ANYCAST), None)
+        if route is not None:
+            self.routes_bytes -= _size_of(queue.name, route)
 
     def forget_routes(self) -> None:
         """Drop all routes; they are computed again when they are needed."""

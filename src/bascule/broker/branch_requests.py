@@ -19,7 +19,7 @@ from bascule.broker.engine import Engine
 from bascule.broker.errors import RequestFailed, UnknownBranch, UnknownTransaction
 from bascule.broker.transactions import LocalTransaction
 from bascule.broker.turns import Work
-from bascule.core.errors import BasculeError
+from bascule.core.errors import BasculeError, TransactionRolledBack
 from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorized
 from bascule.core.xa_codes import XA_OK, XA_RDONLY
 from bascule.core.xid import Xid
@@ -109,6 +109,7 @@ def plan(engine: Engine, request: BranchRequest) -> bool:
         return request.plan is None or request.plan.ready()
     transaction = request.transactions.get(request.name)
     if transaction is None:
+        _end_joined(engine, request)
         return True
     _join(engine, request, transaction)
     return engine.plan_prepare(transaction) if request.operation == "prepare" else engine.plan_commit(transaction)
@@ -126,6 +127,13 @@ def _join(engine: Engine, request: BranchRequest, transaction: LocalTransaction)
             engine.local_transactions.doom(transaction, error)
 
 
+def _end_joined(engine: Engine, request: BranchRequest) -> None:
+    """Roll back the transactions that a request joins to one that does not exist: all of them end with the same outcome."""
+    names, request.joined = request.joined, ()
+    others = [other for name in names if (other := request.transactions.pop(name, None)) is not None]
+    engine.rollback_all(others)
+
+
 def drop(engine: Engine, request: BranchRequest) -> None:
     """Drop the plan of a request that has ended or is not carried out."""
     if request.plan is not None:
@@ -134,6 +142,9 @@ def drop(engine: Engine, request: BranchRequest) -> None:
     transaction = None if request.name is None else request.transactions.get(request.name)
     if transaction is not None:
         engine.drop_plan(transaction)
+        if transaction.joined and transaction.doomed is None:
+            error = TransactionRolledBack("the request that joined transactions of other sessions was dropped")
+            engine.local_transactions.doom(transaction, error)
 
 
 def carry_out(engine: Engine, request: BranchRequest, say: Say, *, violations: Collection[enum.StrEnum] = frozenset()) -> None:

@@ -44,7 +44,7 @@ class Expiry:
 
     def watch(self, queue: BrokerQueue, expiry_ms: int) -> None:
         """Schedule a sweep of the queue at ``expiry_ms`` or soon after."""
-        if not queue.sweep_at_ms or expiry_ms < queue.sweep_at_ms:
+        if not queue.deleted and (not queue.sweep_at_ms or expiry_ms < queue.sweep_at_ms):
             pause_ms = max(SWEEP_MS, queue.ready.count // SWEEP_MESSAGES_PER_MS)
             due_ms = max(expiry_ms, self._clock() + pause_ms)
             if not queue.sweep_at_ms or due_ms < queue.sweep_at_ms:

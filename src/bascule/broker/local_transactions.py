@@ -175,6 +175,8 @@ class LocalTransactions:
         if transaction.doomed is None and other.doomed is not None:
             self.doom(transaction, other.doomed)
         elif transaction.doomed is None:
+            if other.drafts and transaction.routed_at != other.routed_at:
+                transaction.routed_at = -1 if transaction.drafts else other.routed_at
             transaction.drafts += other.drafts
         transaction.acks += other.acks
         transaction.queues |= other.queues

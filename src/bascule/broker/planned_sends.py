@@ -275,7 +275,14 @@ class PlannedSends(PlanInTurns, Generic[T]):
         for key, route in piece.routes.items():
             searched = addresses.searched
             now = addresses.route(*key)
-            changed, most = changed or now != route, max(most, now.steps)
+            most = max(most, now.steps + len(now.exclusive) * EVALUATION_STEPS)
+            if now is route:
+                yield 1
+                continue
+            if now == route:
+                piece.routes[key] = now  # the next comparison is short
+            else:
+                changed = True
             yield COMPARE_STEPS + len(route.queues) // QUEUES_PER_STEP + addresses.searched - searched
         if not changed:
             piece.version = version

@@ -28,7 +28,7 @@ _PROPERTY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
 #: librdkafka, and the options of a JVM.
 _SECRET_KEY = re.compile(
     r"pass(word|phrase|wd)|secret|jaas|\.pem$|token|credential|(access|account|api|private)[._-]?key|_headers$"
-    r"|oauthbearer\.config$|javaoptions$"
+    r"|oauthbearer\.config$|javaoptions$|java(_tool)?_options$|\.sas\."
 )
 
 

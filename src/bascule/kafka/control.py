@@ -163,6 +163,7 @@ class ControlTopics:
             self._forget_wishes(pipeline)
         self._store(f"{DEFINITION_KEY}{pipeline}", encoded(definition))
         if definition.revision == 1:  # not before: another definition may be stored until then, and somebody may have an answer about it
+            self._store(f"{DELETED_KEY}{pipeline}", None)  # otherwise a later loss of this definition would look like a deletion
             self._forget_covered(pipeline, but=definition.id)
 
     def undefine(self, pipeline: str, deletion: PipelineDeletion) -> None:

@@ -162,7 +162,6 @@ class DriverControl:
             self._steering.step(self._holds)
             failed = self.all_tried and any((*self._definitions.due, *self._steering.due))
             self._step_due_s = now_s + RETRY_S if failed else 0.0
-        self._redrives.refused = self._refused
         if self.all_tried:  # a redrive leaves the dead letters of pipelines that are not started yet
             self._redrives.follow(self._jobs, [self._if_allowed(name) for name in self._specs])
         states = {name: self._state_of(name) for name in self._specs}
@@ -212,7 +211,7 @@ class DriverControl:
                 log.warning("divert stopped, its user may not consume", pipeline=pipeline, reason=reason)
         for pipeline in self._refused.keys() - refusing.refused.keys():
             log.info("divert may continue", pipeline=pipeline)
-        self._refused = refusing.refused
+        self._refused = self._redrives.refused = refusing.refused  # a running redrive does not wait for the next steps
         return refusing
 
     def _note_unreadable(self, wishes: Wishes) -> None:

@@ -143,6 +143,7 @@ class Transformer:
 
         Raises NotTransformed if the socket cannot be used, for example because its path is too long.
         """
+        self.took_s = 0.0  # from the hand-over of the last batch to its answer
         self._alive = alive
         self._waiting = {divert: _Waiting() for divert in diverts}
         self._listener = _listener(path)
@@ -174,11 +175,13 @@ class Transformer:
                 pairs[divert] = ends = self._handed_over(divert, messages, before_wait)
                 opened.callback(_close, ends)
             before_wait()
-            deadline_s = time.monotonic() + ANSWER_S
+            handed_over_s = time.monotonic()
+            deadline_s = handed_over_s + ANSWER_S
             found: dict[str, list[MadeRow]] = {}
             for divert, ends in pairs.items():
                 found[divert], size = self._answer(divert, ends[SINK], bytes_max, deadline_s)
                 bytes_max -= size
+            self.took_s = time.monotonic() - handed_over_s
             return found
 
     def ready(self, diverts: Iterable[str], within_s: float) -> bool:
@@ -204,6 +207,7 @@ class Transformer:
                 return ends
             except OSError:  # it has ended since it connected
                 _close(ends)
+                before_wait()  # another attempt may take as long
 
     def _ready(self, divert: str, deadline_s: float, before_wait: Callable[[], None]) -> dict[str, socket.socket]:
         found = self._waiting[divert].ends

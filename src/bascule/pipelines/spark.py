@@ -51,6 +51,8 @@ _SETTINGS = {
 LOCAL_SLOTS = 256
 _LOCAL_CORES = re.compile(r"local(?:\[(\*|\d+)\])?")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+#: They may have secrets, so they are masked where settings are shown. A JVM takes them from its command line only.
+_AT_START = (_JAVA_OPTIONS, "spark.driver.defaultJavaOptions")
 #: Without micro-batches the JVM does little work, and its second compiler costs half of the processor time of a start.
 _QUICK_START = "-XX:TieredStopAtLevel=1"
 #: For the JVM that assembles the command line of Spark's JVM, and ends.
@@ -144,7 +146,7 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
     """
     shown = SparkConf(loadDefaults=False)
     for name, value in settings.items():
-        if not is_secret(name):
+        if not is_secret(name) or name in _AT_START:
             shown.set(name, value)
     SparkContext._ensure_initialized(conf=shown)
 

@@ -144,14 +144,15 @@ class TransformingTask:
             for taken in source:
                 asked: Collection[str] = ()
                 for batch in batches_of(taken.records, reader, carrier.begun_at, limit):
-                    begun_s = time.monotonic()
                     transformed = _asked(batch, transformer.records, carrier)
-                    limit.took(batch.messages, time.monotonic() - begun_s)
+                    limit.took(batch.messages, transformer.took_s if batch.asked else 0.0)
                     asked = batch.asked
                     for record, messages, after in batch.records:
                         state = after
                         carry_messages(messages, record, engine, carrier, transformed)
                 rest_at_tail(taken, carrier)
+                if taken.records and not asked and carrier.gathers_s() <= 0:
+                    carrier.rest()  # a journal that is busy with other messages has no tail
                 if not transformer.ready(asked, 0.0):
                     carrier.pause()
                     transformer.ready(asked, GATHERED_S)

@@ -106,7 +106,7 @@ class AdminConnection(H11Protocol):
         self._handshake.end()
         self._stop_waiting()
         super().connection_lost(exc)
-        if self._displaced and self.scope is not None:
+        if self._displaced and not self._proven and self.scope is not None:
             state = self.scope["state"]
             state[DISPLACED] = True
             if (answering := state.get(ANSWERING)) is not None:

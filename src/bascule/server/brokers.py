@@ -20,13 +20,13 @@ from bascule.server.listing import check_known
 
 
 class BrokerPages:
-    """The page about the brokers. One request at a time asks Kafka."""
+    """The page about the brokers. Requests that come while Kafka is asked share the answer."""
 
     def __init__(self, members: Callable[[], list[BrokerMember]], own: str) -> None:
         """``members`` asks Kafka, blocking, and ``own`` is the name of this broker."""
         self._members = members
         self._own = own
-        self._turn = asyncio.Lock()
+        self._asking: asyncio.Task[list[BrokerMember]] | None = None
 
     def paths(self) -> list[AdminPage]:
         """Return all paths."""
@@ -34,8 +34,9 @@ class BrokerPages:
 
     async def _list(self, request: Request) -> Response:
         check_known(request.query_params, ())
-        async with self._turn:
-            found = await beside(self._members)
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(beside(self._members), name="brokers")
+        found = await asyncio.shield(self._asking)
         answers: list[BrokerAnswer] = [
             {"name": each.name, "host": each.host, "elected": each.elected, "this": each.name == self._own} for each in found
         ]

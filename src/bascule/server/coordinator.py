@@ -28,14 +28,17 @@ RECOVERED_S: Final = 5.0
 class CoordinatorLink:
     """A client's link to the transaction coordinator."""
 
-    __slots__ = ("_begun", "_commits", "_declared", "_declared_max", "_first", "_interrupted", "_reset_due", "_waits", "client", "link")
+    __slots__ = (
+        "_answered", "_asked", "_begun", "_declared", "_declared_max", "_first", "_interrupted", "_reset_due", "_waits", "client", "link",
+    )  # fmt: skip
 
     def __init__(self, client: Client, link: ReceiverLink) -> None:
         self.client = client
         self.link = link
         self._declared: dict[bytes, LocalTransaction] = {}  # transactions by id; a connection may have a coordinator link for each session
-        self._commits = 0  # commits that are not answered yet
-        self._begun: tuple[int, bytes] | None = None  # a declare that is answered behind them: delivery id and transaction
+        self._asked = self._answered = 0  # commits
+        # A declare that is answered behind a commit: delivery id, transaction, and the number of commits before it.
+        self._begun: tuple[int, bytes, int] | None = None
         self._declared_max = KEPT_MIN  # number of kept transactions at which those that are branches are dropped
         # The id of the transaction that an interruption may have affected: b"" before it, None after it.
         self._first: bytes | None = None
@@ -81,10 +84,13 @@ class CoordinatorLink:
             self._declared[transaction.id] = transaction
             if self._first == b"":
                 self._first = transaction.id
-            if self._commits and self._begun is None:
-                self._begun = delivery_id, transaction.id
+            if self._asked > self._answered and self._begun is None:
+                self._begun = delivery_id, transaction.id, self._asked
             else:
                 self.link.settle(delivery_id, Declared(transaction.id))
+        self._renew_credit()
+
+    def _renew_credit(self) -> None:
         if self.link.credit < PRODUCER_CREDIT_LOW:
             self.link.flow(PRODUCER_CREDIT)
 
@@ -106,6 +112,7 @@ class CoordinatorLink:
         Another link, even of the same session, does not know its id. A transaction that a request has turned into a branch, or has rolled
         back, may be discharged with the matching outcome: Qpid JMS discharges every transaction.
         """
+        self._renew_credit()
         if txn_id not in self._declared:
             self._answer(delivery_id, UnknownTransaction(f"there is no transaction {txn_id.hex()} on this link"))
             return
@@ -134,14 +141,14 @@ class CoordinatorLink:
             engine.rollback(transaction)
             self._answer(delivery_id, None)
         else:
-            self._commits += 1
+            self._asked += 1
             engine.commit(transaction, partial(self._committed, delivery_id))
 
     def _committed(self, delivery_id: int, error: BasculeError | None) -> None:
-        self._commits -= 1
+        self._answered += 1
         self._answer(delivery_id, error)
-        if self._begun is not None and not self._commits:
-            (declare, txn_id), self._begun = self._begun, None
+        if self._begun is not None and self._answered >= self._begun[2]:
+            (declare, txn_id, _), self._begun = self._begun, None
             self.link.settle(declare, Declared(txn_id))
 
     def abandon(self) -> None:

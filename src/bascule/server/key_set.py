@@ -115,12 +115,13 @@ class KeySet:
             self._read.notify_all()
 
     async def _document(self) -> dict[str, Any]:
-        reading = asyncio.wrap_future(in_background(self._source.read, "key-set"))
+        source = self._source  # ``read_from`` may replace it meanwhile
+        reading = asyncio.wrap_future(in_background(source.read, "key-set"))
         try:
             while not (await asyncio.wait((reading,), timeout=FETCH_S))[0]:
-                self._source.cut()
+                source.cut()
         except asyncio.CancelledError:
-            self._source.cut()
+            source.cut()
             raise
         return reading.result()
 

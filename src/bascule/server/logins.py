@@ -69,8 +69,14 @@ class LoginChecks:
         if delay_s:
             self.delayed += 1
             await asyncio.sleep(delay_s)
+        slow = not isinstance(check, QuickCheck) and (self.tokens is None or not isinstance(check, TokenCheck))
+        if slow:
+            await self._turn.acquire()  # a peer that leaves before its turn leaves no work behind
         # A check that has begun ends, and counts, also if nobody waits for its result any more.
-        return await asyncio.shield(asyncio.ensure_future(self._checked(check, user, address)))
+        checking = asyncio.ensure_future(self._checked(check, user, address))
+        if slow:
+            checking.add_done_callback(lambda _: self._turn.release())
+        return await asyncio.shield(checking)
 
     async def _checked(self, check: Callable[[], bool], user: str, address: str) -> bool:
         proven = await self._result(check)
@@ -105,8 +111,7 @@ class LoginChecks:
                 return check()
             if self.tokens is not None and isinstance(check, TokenCheck):
                 return await self.tokens.check(check)
-            async with self._turn:
-                return await asyncio.wrap_future(in_background(check, "login"))
+            return await asyncio.wrap_future(in_background(check, "login"))
         except Exception as error:
             log.exception("login check failed", error=repr(error))
             return False

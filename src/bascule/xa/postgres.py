@@ -44,8 +44,8 @@ _SERVER_RUN = (
     "SELECT concat(extract(epoch FROM pg_postmaster_start_time())::numeric, '/', "
     "extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time())::numeric)"
 )
-#: Differs on a server that was restored from a backup, or promoted from a standby: both may lack the newest transactions, and give their
-#: numbers to others.
+#: Differs on a server that was promoted from a standby, or restored by archive recovery: both may lack the newest transactions, and give
+#: their numbers to others. Not on one restored from a snapshot of its volume, or from a base backup without recovery.signal.
 _HISTORY = "SELECT concat(system_identifier, '/', left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)) FROM pg_control_system()"
 _SAVEPOINT = "bascule_history"
 #: A crash of the server would lose a decision that was committed without waiting for the disk, after others have obeyed the decision.

@@ -51,7 +51,9 @@ export default {
         ...verbs(collection, status, load), h("button", { onclick: move }, "Move the position"),
         h("button", { onclick: reset, title: "To where the setting start says, as a new pipeline begins" }, "Reset the position"),
         ...(shown.origin === "file" ? [] : [
-          h("button", { onclick: change(shown) }, "Change"), h("button", { class: "danger", onclick: remove }, "Delete"),
+          // Without the stored definition, a change would drop the settings that the form does not have.
+          shown.config ? h("button", { onclick: change(shown) }, "Change") : null,
+          h("button", { class: "danger", onclick: remove }, "Delete"),
         ]),
       ] : [];
       element.replaceChildren(
