@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from bascule.broker import addresses, planned_sends
+from bascule.broker.addresses import Diverts, ExclusiveDivert
 from bascule.broker.errors import BindingsChanged, ResourceLimit
+from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import LocalTransaction
@@ -132,6 +134,65 @@ def test_commit_is_rolled_back_if_costly_subscriptions_change_in_each_turn(bench
     assert [bench.waiting(each) for each in subscriptions] == [[]] * len(subscriptions)
     assert bench.engine.memory.plans_bytes == bench.engine.memory.transactions_bytes == 0
     assert all(queue.incoming == 0 for queue in bench.engine.addresses.queues.values())
+
+
+@pytest.mark.parametrize(
+    ("subscriptions", "address", "to", "count"), [(200, "t", "t", 400), (5, "t.#", "t.{}", 3000)], ids=["subscriptions", "topics"]
+)
+def test_long_commit_is_stored_although_an_unrelated_queue_comes_and_goes_in_each_turn(
+    bench: Bench, subscriptions: int, address: str, to: str, count: int
+) -> None:
+    made = [bench.subscription(f"s{number}", address=address) for number in range(subscriptions)]
+    transaction = sent(bench, lambda number: to.format(number), count)
+    while not bench.engine.plan_commit(transaction):
+        bench.engine.go_on()
+        bench.engine.destinations.create_temporary("temp.x", Routing.ANYCAST)
+        bench.engine.destinations.delete_temporary("temp.x")
+    answers: list[Any] = []
+    bench.engine.commit(transaction, answers.append)
+    bench.broker.settle()
+    assert answers == [None]
+    assert [each.held_messages for each in made] == [count] * subscriptions
+
+
+def test_joined_transactions_are_planned_if_costly_subscriptions_came_after_the_messages_of_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = sent(bench, lambda _: "t")
+    subscriptions = costly_subscriptions(bench)
+    transaction = sent(bench, lambda _: "t2", 1)
+    bench.engine.local_transactions.join(transaction, other)
+    since = evaluated(bench, monkeypatch)
+    assert most_in_a_turn(bench, transaction, since) < TURN_STEPS_MOST
+    bench.engine.commit(transaction, lambda _: None)
+    assert since() == 0
+    bench.broker.settle()
+    assert [bench.waiting(each) for each in subscriptions] == [list(range(MESSAGES))] * len(subscriptions)
+
+
+def test_evaluations_of_exclusive_diverts_are_steps_of_planning_again(bench: Bench) -> None:
+    evaluations = 0
+
+    def matches(_: object) -> bool:
+        nonlocal evaluations
+        evaluations += 1
+        return False
+
+    def since() -> int:
+        nonlocal evaluations
+        found, evaluations = evaluations * EVALUATION_STEPS, 0
+        return found
+
+    bench.use(Diverts(exclusive=tuple(ExclusiveDivert(f"d{number}", "t", matches) for number in range(100)), patterns=("t",), names=()))
+    transaction = sent(bench, lambda _: "t")
+    while not bench.engine.plan_commit(transaction):
+        bench.engine.go_on()
+    subscription = bench.subscription("late")
+    assert most_in_a_turn(bench, transaction, since) < TURN_STEPS_MOST
+    bench.engine.commit(transaction, lambda _: None)
+    assert since() == 0
+    bench.broker.settle()
+    assert bench.waiting(subscription) == list(range(MESSAGES))
 
 
 def test_searches_for_the_subscriptions_of_many_addresses_are_steps_of_a_plan(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
