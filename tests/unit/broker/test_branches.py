@@ -8,8 +8,9 @@ import pytest
 
 from bascule.broker import branches
 from bascule.broker import snapshot as snapshots
-from bascule.broker.branch_requests import NO_XID, Answer, BranchRequest, carry_out
+from bascule.broker.branch_requests import NO_XID, Answer, BranchRequest, carry_out, drop, plan
 from bascule.broker.errors import BranchForced, JournalUnavailable, ResourceLimit, UnknownBranch
+from bascule.broker.policy import Policy
 from bascule.core.errors import TransactionRolledBack
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
@@ -338,3 +339,20 @@ def test_list_of_many_branches_takes_several_turns(bench: Bench) -> None:
     (answer,) = answers
     assert answer.text is not None
     assert len(answer.text.splitlines()) == len(xids)
+
+
+@pytest.mark.parametrize("operation", ["prepare", "commit"])
+def test_transaction_with_joined_work_is_rolled_back_if_its_request_is_dropped_while_it_is_planned(operation: str) -> None:
+    bench = Bench(Policy(), turn_steps=100)
+    engine, held = bench.engine, {name: bench.engine.begin(name) for name in (b"1", b"2")}
+    for transaction in held.values():
+        for number in range(1000):
+            bench.put(number, transaction=transaction)
+    request = BranchRequest(operation, XID, "client", held, b"1", joined=(b"2",))
+    assert not plan(engine, request)
+    drop(engine, request)
+    answers: list[Any] = []
+    engine.commit(held.pop(b"1"), answers.append)
+    bench.broker.settle()
+    assert [type(each) for each in answers] == [TransactionRolledBack]
+    assert (held, bench.queue().held_messages, engine.memory.transactions_bytes, engine.memory.plans_bytes) == ({}, 0, 0, 0)

@@ -47,6 +47,20 @@ def test_sweep_comes_at_the_earliest_expiry(bench: Bench) -> None:
     assert bench.waiting(bench.queue()) == []
 
 
+def test_queue_that_is_deleted_during_its_sweep_gets_no_further_timer() -> None:
+    bench = Bench(Policy(), turn_steps=100)
+    queue = bench.queue()
+    bench.fill("soon", durable=False, ttl_ms=1)
+    bench.fill(*range(MANY), durable=False, ttl_ms=30 * DAY_MS)
+    bench.now_ms += DAY_MS
+    bench.engine.tick()
+    assert queue.sweeping
+    bench.engine.delete_queue(queue)
+    bench.broker.settle()
+    assert (queue.sweeping, queue.deleted, list(queue.timer_for)) == (False, True, [])
+    assert bench.engine.schedule.next_ms is None
+
+
 def test_deleted_queue_frees_messages_that_wait_for_their_redelivery() -> None:
     bench = Bench(Policy(AddressPolicy(redelivery_delay_ms=DAY_MS)))
     consumer = bench.consumer(credit=1)
