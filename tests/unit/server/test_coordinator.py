@@ -138,6 +138,30 @@ def test_declare_behind_a_commit_is_answered_with_the_commit() -> None:
     assert len(peer.answers) == 5
 
 
+def test_declare_does_not_wait_for_commits_behind_it() -> None:
+    broker, peer = BrokerInMemory(), Peer()
+    client = client_of(broker)
+    link: Any = peer
+    coordinator = CoordinatorLink(client, link)
+    coordinator.declare(0)
+    coordinator.declare(1)
+    first, later = client.transactions.values()
+    for transaction in (first, later):
+        broker.send("queue", message_bytes("x"), Sender(), 0, transaction=transaction)
+    coordinator.discharge(2, first.id, fail=False)
+    coordinator.declare(3)
+    broker.flush()
+    coordinator.discharge(4, later.id, fail=False)
+    broker.flush()
+    assert len(peer.answers) == 2
+    broker.confirm(1)
+    broker.flush()
+    assert [type(answer) for answer in peer.answers[3:]] == [Declared]
+    assert peer.answers[2] is ACCEPTED
+    broker.settle()
+    assert peer.answers[4:] == [ACCEPTED]
+
+
 def test_declare_behind_a_refused_commit_is_answered() -> None:
     broker, peer = BrokerInMemory(), Peer()
     client = client_of(broker)
@@ -163,6 +187,25 @@ async def test_coordinator_grants_credit_when_half_is_used() -> None:
         broker.settle(client)
         lowest = min(lowest, coordinator.credit)
     assert PRODUCER_CREDIT_LOW - 1 <= lowest <= PRODUCER_CREDIT_LOW
+
+
+@run_async
+async def test_discharges_of_many_open_transactions_have_credit() -> None:
+    broker = Served()
+    client = served.Client(broker)
+    coordinator = client.session.attach_sender("coordinator", Source(), Coordinator())
+    broker.settle(client)
+
+    def control(what: Declare | Discharge) -> None:
+        assert coordinator.credit > 0
+        coordinator.send(encode_control(what))
+        broker.settle(client)
+
+    for _ in range(PRODUCER_CREDIT - 100):
+        control(Declare())
+    for transaction in list(broker.engine.transactions):
+        control(Discharge(transaction, fail=False))
+    assert broker.engine.transactions == {}
 
 
 def test_discharge_of_an_ended_transaction_is_answered_and_ends_no_other_one() -> None:

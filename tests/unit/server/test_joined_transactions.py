@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bascule.amqp.events import Dispositioned, Transferred
-from bascule.amqp.performatives import ACCEPTED, Discharge
+from bascule.amqp.performatives import ACCEPTED, Discharge, Rejected
 from bascule.amqp.transactions import encode_control
 from bascule.broker import branches
 from bascule.core.permissions import MANAGEMENT_ADDRESS
@@ -87,6 +87,20 @@ async def test_branch_is_rolled_back_if_a_joined_transaction_does_not_exist(oper
     client = Joining(Served())
     assert client.request(operation, f"{client.second.hex()},abcd") == XA_RBCOMMFAIL
     assert (client.waiting(), client.served.engine.branches.prepared, client.served.engine.transactions) == (0, {}, {})
+
+
+@pytest.mark.parametrize("operation", ["prepare", "commit"])
+@run_async
+async def test_joined_transactions_are_rolled_back_if_the_transaction_of_the_request_does_not_exist(operation: str) -> None:
+    client = Joining(Served())
+    client.coordinator.send(encode_control(Discharge(client.first, True)))
+    client.served.settle(client)
+    assert client.request(operation, client.second.hex()) == XA_RBCOMMFAIL
+    engine = client.served.engine
+    assert (engine.transactions, engine.branches.prepared, engine.memory.transactions_bytes) == ({}, {}, 0)
+    client.id = client.second
+    assert isinstance(client.discharge(), Rejected)
+    assert client.waiting() == 0
 
 
 @run_async
