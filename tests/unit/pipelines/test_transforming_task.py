@@ -100,7 +100,7 @@ class Case:
         self.bridge, self.path = bridge, path
         self.begin = StartPosition(EARLIEST)
         self.at_tail = True  # the source says that no further record is there
-        self.diverts = (
+        self.diverts: tuple[DivertSpec, ...] = (
             bridge.divert("upper", start=self.begin, select=("upper(text) AS value",)),
             bridge.divert("plain", start=self.begin),
         )

@@ -111,7 +111,7 @@ def test_answer_to_a_displaced_connection_is_cancelled_unless_it_has_proven_its_
         async with asyncio.timeout(SOON_S):
             reader, writer = await asked(server.port, "/metrics", "secret")
             await begun.wait()
-            (connection,) = server._server.server_state.connections  # type: ignore[union-attr]
+            (connection,) = server._server.server_state.connections
             assert isinstance(connection, admin_http.AdminConnection)
             assert connection._proven is not public
             connection.displace()
