@@ -338,7 +338,8 @@ def test_the_password_in_a_url_is_masked_in_an_error(text: str) -> None:
         "spark.hadoop.fs.s3a.access.key", "spark.hadoop.google.cloud.auth.service.account.private.key", "spark.executorEnv.API_KEY",
         "spark.executorEnv.OTEL_EXPORTER_OTLP_HEADERS", "spark.executorEnv.DB_PASSWD", "spark.ssl.keyPassword",
         "spark.executorEnv.OPENLINEAGE__TRANSPORT__AUTH__APIKEY", "spark.hadoop.fs.azure.account.key.store",
-        "spark.driver.extraJavaOptions",
+        "spark.driver.extraJavaOptions", "spark.executorEnv.JAVA_TOOL_OPTIONS", "spark.executorEnv.JDK_JAVA_OPTIONS",
+        "spark.hadoop.fs.azure.sas.x",
     ],
 )  # fmt: skip
 def test_a_setting_of_spark_whose_name_indicates_a_secret_is_masked(key: str) -> None:

@@ -96,6 +96,25 @@ def test_divert_runs_while_the_broker_allows_it_and_is_stopped_with_the_reason_w
     assert bridge.dead() == []
 
 
+def test_running_redrive_learns_of_a_refusal_before_the_driver_stops_the_divert(
+    bridge: Bridge, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, known = Holds.hold, list[Mapping[str, str]]()
+
+    def held(holds: Holds, pipeline: str) -> bool:
+        known.append(running.driver._control._redrives.refused)
+        return hold(holds, pipeline)
+
+    monkeypatch.setattr(Holds, "hold", held)
+    bridge.journal.start_epoch()
+    say(operator, "x")
+    with bridge.running(bridge.divert("x", user="ann")) as running:
+        running.settle()
+        say(operator, "x", REFUSED)
+        operator.follow(running)
+    assert known[:1] == [{"divert:x": REFUSED}]
+
+
 @pytest.mark.parametrize("said", [None, ("bob", "#"), ("ann", "orders.#")])
 def test_divert_without_a_decision_about_its_user_and_its_addresses_waits_for_one(
     bridge: Bridge, operator: Operator, said: tuple[str, str] | None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import INPUT_CONVERTER
+from pyspark import SparkContext
 
 from bascule.core.errors import InvalidInput
 from bascule.pipelines import spark
@@ -56,6 +57,17 @@ def test_user_spark_settings_take_precedence_and_jvm_options_are_appended() -> N
     pipelines = PipelinesSpec("b", {}, spark={"spark.driver.memory": "4g", options: "-Dmine"})
     settings = session_settings(pipelines, JARS, "-Xshare")
     assert (settings["spark.driver.memory"], settings[options]) == ("4g", "-Xshare -XX:TieredStopAtLevel=1 -Dmine")
+
+
+def test_command_line_of_the_jvm_has_its_options_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, str] = {}
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda conf: given.update(conf.getAll()))
+    own = {"spark.driver.extraJavaOptions": "-Dmine", "spark.driver.defaultJavaOptions": "-Dother", "spark.driver.memory": "4g"}
+    secrets = dict.fromkeys(("spark.hadoop.fs.s3a.secret.key", "spark.executorEnv.JAVA_TOOL_OPTIONS", "spark.ssl.keyPassword"), "hush")
+    settings = session_settings(PipelinesSpec("b", {}, spark=own | secrets), JARS, "-Xshare")
+    spark._start_jvm(settings)
+    assert given["spark.driver.extraJavaOptions"] == "-Xshare -XX:TieredStopAtLevel=1 -Dmine"
+    assert given == {name: value for name, value in settings.items() if name not in secrets}
 
 
 def test_jvm_optimizes_its_code_only_for_transformations() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -99,7 +100,7 @@ class Case:
         self.bridge, self.path = bridge, path
         self.begin = StartPosition(EARLIEST)
         self.at_tail = True  # the source says that no further record is there
-        self.diverts = (
+        self.diverts: tuple[DivertSpec, ...] = (
             bridge.divert("upper", start=self.begin, select=("upper(text) AS value",)),
             bridge.divert("plain", start=self.begin),
         )
@@ -328,6 +329,57 @@ def test_records_that_come_while_no_waiting_task_is_ready_are_one_batch(case: Ca
     case.at_tail = False
     case.run(case.task(), upper)
     assert committed == [True]
+
+
+def test_batch_is_committed_though_records_that_ask_nothing_of_a_transformation_keep_coming(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.diverts = (replace(case.diverts[0], source="wanted"),)
+    case.bridge.journal.send(text_message("a"), address="wanted")
+    case.bridge.send("1", "2", "3", "4")
+    first, others = case.records()[:2], case.records()[2:]
+    threads: list[threading.Thread] = []
+    committed_after: list[int] = []
+
+    @contextmanager
+    def opened(_start: Mapping[Place, int], _gather: Gather) -> Iterator[Iterator[Taken]]:
+        threads.append(wait_for_messages(case.path, "upper", upper))
+
+        def without_a_tail() -> Iterator[Taken]:
+            yield Taken(first)
+            for number, record in enumerate(others):
+                if case.bridge.carried("upper"):
+                    committed_after.append(number)
+                    return
+                yield Taken([record])
+
+        yield without_a_tail()
+
+    monkeypatch.setattr(Transformer, "ready", lambda *_: True)
+    TransformingTask(case.task(), case.path).run(opened)
+    for thread in threads:
+        thread.join()
+    assert committed_after == [1]
+
+
+def test_time_of_a_batch_is_counted_from_its_hand_over(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time until a waiting task is ready says nothing about the transformation."""
+    clock, late_s, took_s = time.monotonic, 0.0, list[float]()
+    handed_over = Transformer._handed_over
+
+    def late(self: Any, *more: Any) -> Any:
+        nonlocal late_s
+        late_s += 5 * ASKED_S
+        return handed_over(self, *more)
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late_s)
+    monkeypatch.setattr(Transformer, "_handed_over", late)
+    monkeypatch.setattr(BatchLimit, "took", lambda _self, _messages, duration_s: took_s.append(duration_s))
+    case.bridge.send("a")
+    case.run(case.task(), upper)
+    assert case.carried == (["A"], ["a"])
+    assert len(took_s) == 1
+    assert 0 < took_s[0] < ASKED_S
 
 
 def test_records_behind_a_batch_are_looked_for_before_it_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:

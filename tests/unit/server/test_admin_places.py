@@ -87,6 +87,45 @@ def test_connections_with_a_login_and_young_ones_are_not_displaced(monkeypatch: 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("public", "ended"), [(False, "answered"), (True, "cancelled")], ids=["with-login", "public-page"])
+def test_answer_to_a_displaced_connection_is_cancelled_unless_it_has_proven_its_login(public: bool, ended: str) -> None:
+    """A login may be proven between the choice of the connection and its end."""
+    access = AdminAccess(restricted=True, tokens={"t": ("secret", AdminRole.VIEW)}, public_metrics=public)
+
+    async def run() -> None:
+        begun, go_on, ends = asyncio.Event(), asyncio.Event(), list[str]()
+
+        class Noting(Broker):
+            async def status(self) -> BrokerStatus:
+                begun.set()
+                try:
+                    await go_on.wait()
+                except asyncio.CancelledError:
+                    ends.append("cancelled")
+                    raise
+                ends.append("answered")
+                return await super().status()
+
+        server = AdminServer(Noting(), host="127.0.0.1", port=0, access=access)
+        server.start()
+        async with asyncio.timeout(SOON_S):
+            reader, writer = await asked(server.port, "/metrics", "secret")
+            await begun.wait()
+            (connection,) = server._server.server_state.connections
+            assert isinstance(connection, admin_http.AdminConnection)
+            assert connection._proven is not public
+            connection.displace()
+            await until_closed(reader)
+            go_on.set()
+            while not ends:
+                await asyncio.sleep(0)
+        assert ends == [ended]
+        writer.close()
+        await server.stop()
+
+    asyncio.run(run())
+
+
 def test_request_for_metrics_is_refused_if_slow_readers_hold_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "STREAM_WAIT_S", 0.2)
     monkeypatch.setattr(admin, "STREAMS_AT_ONCE", 1)

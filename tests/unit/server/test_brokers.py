@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
+from starlette.requests import Request
 
 from bascule.core.errors import Unavailable
 from bascule.kafka import members
 from bascule.kafka.members import BrokerMember, broker_members
 from bascule.server.brokers import BrokerPages
+from tests.unit.server.served import run_async
 from tests.unit.server.test_admin import Broker, get, served
 
 
@@ -63,3 +67,30 @@ def test_brokers_are_listed_with_the_one_that_answers() -> None:
         assert get(port, "/brokers?page=1")[0] == 400
 
     served(Broker(), ask, brokers=BrokerPages(lambda: found, "b"))
+
+
+@run_async
+async def test_requests_that_come_while_kafka_is_asked_share_its_answer_also_if_the_first_of_them_ends() -> None:
+    asked, begun, go_on = list[int](), threading.Event(), threading.Event()
+
+    def ask() -> list[BrokerMember]:
+        asked.append(len(asked) + 1)
+        begun.set()
+        assert go_on.wait(60)
+        return [BrokerMember(f"answer {asked[-1]}", "10.1.2.3", True)]
+
+    ((_, _, _, answer, _),) = BrokerPages(ask, "a").paths()
+
+    async def request() -> bytes:
+        return bytes((await answer(Request({"type": "http", "query_string": b""}))).body)
+
+    first = asyncio.create_task(request())
+    assert await asyncio.to_thread(begun.wait, 60)
+    others = [asyncio.create_task(request()) for _ in range(3)]
+    await asyncio.sleep(0)  # each of them waits
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    go_on.set()
+    found = await asyncio.gather(*others)
+    assert (asked, len(set(found)), b"answer 1" in found[0]) == ([1], 1, True)
+    assert b"answer 2" in await request(), "a later request asks again"

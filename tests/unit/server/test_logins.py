@@ -172,6 +172,25 @@ async def test_quick_check_does_not_wait_behind_a_slow_one() -> None:
     assert await slow
 
 
+@run_async
+async def test_peer_that_leaves_before_its_turn_leaves_no_check_behind_and_a_check_that_has_begun_counts() -> None:
+    checks, begun, go_on, made = LoginChecks(), threading.Event(), threading.Event(), list[str]()
+
+    def guess(user: str) -> bool:
+        made.append(user)
+        begun.set()
+        return not go_on.wait(60)
+
+    peers = [asyncio.create_task(checks.check(partial(guess, user), user, ADDRESS)) for user in ("first", "second", "third")]
+    assert await asyncio.to_thread(begun.wait, 60)
+    for peer in peers:
+        peer.cancel()
+    await asyncio.gather(*peers, return_exceptions=True)
+    go_on.set()
+    assert await checks.check(lambda: True, "ann", ADDRESS)
+    assert (made, checks.failed) == (["first"], 1)
+
+
 @pytest.mark.parametrize("quick", [True, False])
 @run_async
 async def test_check_that_fails_with_an_error_refuses_the_login(quick: bool, caplog: pytest.LogCaptureFixture) -> None:

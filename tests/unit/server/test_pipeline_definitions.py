@@ -352,3 +352,13 @@ def test_deletion_is_stored_with_its_author(topics: ControlTopics) -> None:
     assert json.loads(stored.value) == {"version": 1, "by": "manage", "at_ms": NOW_MS}
     topics._store("deleted/ingress:prices", b"damaged")
     assert topics.wishes(10) == Wishes(), "a damaged deletion deletes nothing, and holds nothing"
+
+
+def test_definition_that_is_lost_after_an_earlier_one_was_deleted_does_not_look_deleted(topics: ControlTopics) -> None:
+    topics.define("ingress:prices", PipelineDefinition("1", 1, PRICES))
+    topics.undefine("ingress:prices", PipelineDeletion("manage", NOW_MS))
+    assert topics.wishes(10).losing(["ingress:prices"], "topic").lost == frozenset()
+    topics.define("ingress:prices", PipelineDefinition("2", 1, PRICES))
+    assert topics._table("bascule.control", 10).keys() == {"definition/ingress:prices"}
+    topics._store("definition/ingress:prices", None)
+    assert topics.wishes(10).losing(["ingress:prices"], "topic").lost == {"ingress:prices"}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -231,6 +233,42 @@ def test_known_keys_remain_while_the_provider_is_away_and_unknown_ones_wait_in_v
         await logins.keys.stop()
 
     asyncio.run(away())
+
+
+class SilentSource:
+    """A source that gives nothing until it is cut. It notes that."""
+
+    def __init__(self, name: str, cuts: SimpleQueue[str]) -> None:
+        self._name, self._cuts = name, cuts
+        self.asked, self._ended = threading.Event(), threading.Event()
+
+    def read(self) -> dict[str, Any]:
+        self.asked.set()
+        self._ended.wait(60)
+        return {}
+
+    def cut(self) -> None:
+        self._cuts.put(self._name)
+        self._ended.set()
+
+
+def test_source_that_is_replaced_while_it_is_read_is_cut_at_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_set, "FETCH_S", 0.05)
+    cuts: SimpleQueue[str] = SimpleQueue()
+    old, new = SilentSource("old", cuts), SilentSource("new", cuts)
+
+    async def replace() -> None:
+        keys = key_set.KeySet(old, ("RS256",), 60.0)
+        keys.start()
+        assert await asyncio.to_thread(old.asked.wait, 60)
+        keys.read_from(new)
+        assert await asyncio.to_thread(cuts.get, timeout=60) == "old"
+        await keys.stop()
+
+    try:
+        asyncio.run(replace())
+    finally:
+        old.cut()
 
 
 def test_few_requests_to_the_admin_server_wait_for_unknown_keys_and_known_keys_do_not_wait(provider: Provider) -> None:
