@@ -97,7 +97,7 @@ def test_promises_hold_when_commits_are_planned_between_other_commands(runs: int
 @pytest.mark.interpreted
 def test_model_detects_a_commit_that_uses_outdated_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     plan_all_in_pieces(monkeypatch)
-    monkeypatch.setattr(PlannedSends, "_outdated", lambda *_: False)
+    monkeypatch.setattr(PlannedSends, "_known_outdated", lambda *_: False)
     with pytest.raises(AssertionError, match="seed"):
         run_all(range(1, PLANTED_RUNS), PlannedRun)
 
