@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +27,10 @@ from bascule.journal.records import KEY_OF_KIND, KafkaOrigin, Kind, Op, Send, Se
 from bascule.kafka import admin
 from bascule.kafka.guards import UnsafeTopic
 from bascule.server import ingress
+from bascule.server.effects import LoopEffects
 from bascule.server.node import run_broker
 from bascule.testing.broker import message_bytes
+from bascule.threads.clock import elapsed_s
 from bascule.writer.position import COMMON, DIVERT, Position, lag_group, position_key, position_partition
 from tests.support.kafka_in_memory import KafkaInMemory
 from tests.unit.server.broker_process import PREFIX, SOON_S, Broker, called, kafka, serving, until
@@ -107,11 +108,11 @@ async def test_snapshot_that_is_not_stored_does_no_harm(kafka: KafkaInMemory, tm
 async def test_broker_on_a_suspended_machine_ends_its_epoch(
     kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock_gettime, suspended_s = time.clock_gettime, 60.0
+    suspended_s = 60.0
     async with serving(kafka, tmp_path) as broker:
         await broker.send("orders", "1")
         # The monotonic clock stops with the machine; asyncio's timers notice nothing.
-        monkeypatch.setattr(time, "clock_gettime", lambda clock: clock_gettime(clock) + suspended_s * (clock == time.CLOCK_BOOTTIME))
+        monkeypatch.setattr(LoopEffects, "now_s", staticmethod(lambda: elapsed_s() + suspended_s))
         await broker.serves(2)
         assert "this process was suspended for 60 s" in caplog.text
         assert await broker.receive("orders", 1) == ["1"]

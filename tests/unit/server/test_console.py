@@ -166,7 +166,7 @@ def test_link_from_another_site_opens_the_console_and_nothing_else() -> None:
         linked = {"sec-fetch-site": "cross-site", "sec-fetch-dest": "document", "sec-fetch-mode": "navigate"}
         assert send(port, "GET", "/console/", linked)[0] == 200
         code, headers, _ = send(port, "GET", "/console", linked)
-        assert (code, headers["location"]) == (307, "/console/")
+        assert (code, headers["location"]) == (307, ["/console/"])
         assert send(port, "GET", "/", linked)[0] == 307
         for path, headers in (("/status", linked), ("/console/app.js", linked), ("/console/", {**linked, "sec-fetch-dest": "iframe"})):
             assert send(port, "GET", path, headers)[0] == 403
