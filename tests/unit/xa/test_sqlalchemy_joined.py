@@ -45,7 +45,7 @@ class Cursor:
         self.statusmessage: str | None = None
 
     def execute(self, query: str, parameters: Any = ()) -> Any:
-        if "::" in query or query.startswith("SHOW"):  # the queries of the resource itself
+        if "::" in query or "pg_" in query or query.startswith("SHOW"):  # the queries of the resource itself
             query, parameters = "SELECT '1'", ()
         self._raw.execute(query, parameters)
         self.statusmessage = query.split()[0]
