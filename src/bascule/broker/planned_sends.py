@@ -49,9 +49,13 @@ FAILED_ROUNDS: Final = 20
 Planned = tuple[Draft, SendPlan | None]
 
 
+def _route_steps(route: Route) -> int:
+    return route.steps + len(route.exclusive) * EVALUATION_STEPS
+
+
 def decision_steps(draft: Draft, route: Route) -> int:
     """Return the steps to find the queues of a message on its route: selectors and diverts may read the whole message."""
-    steps = route.steps + len(route.exclusive) * EVALUATION_STEPS
+    steps = _route_steps(route)
     return steps + draft.message.size_bytes // READ_BYTES_PER_STEP if route.filtered or route.exclusive else steps
 
 
@@ -275,7 +279,7 @@ class PlannedSends(PlanInTurns, Generic[T]):
         for key, route in piece.routes.items():
             searched = addresses.searched
             now = addresses.route(*key)
-            most = max(most, now.steps + len(now.exclusive) * EVALUATION_STEPS)
+            most = max(most, _route_steps(now))
             if now is route:
                 yield 1
                 continue
