@@ -50,13 +50,12 @@ export async function goTo(page, title) {
 }
 
 export async function press(page, text, within = "main") {
-  const find = (place, wanted) => [...document.querySelectorAll(`${place} button, ${place} a`)].find((each) => each.textContent.trim() === wanted);
-  try {
-    await page.waitForFunction(find, {}, within, text);
-  } catch {
+  // A page that is still loading hides the buttons that do not work yet.
+  const find = (place, wanted) =>
+    [...document.querySelectorAll(`${place} button, ${place} a`)].find((each) => each.textContent.trim() === wanted && each.checkVisibility());
+  const found = await page.waitForFunction(find, {}, within, text).catch(() => {
     throw new Error(`${page.url()} has no button ${text} within ${within}`);
-  }
-  const found = await page.evaluateHandle(find, within, text);
+  });
   await found.asElement().evaluate((each) => each.click());
 }
 

@@ -9,12 +9,12 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from bascule.client import Acknowledge, Context, Message, Queue, Topic, connect
+from bascule.client import Acknowledge, ConnectionLost, Context, Message, Queue, Topic, connect
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import own_topics
@@ -135,16 +135,24 @@ def make_dead_letters(url: str) -> None:
 
 @contextmanager
 def traffic(url: str) -> Iterator[None]:
-    """Send and receive messages meanwhile, so that the charts have something to show."""
+    """Send and receive messages meanwhile, so that the charts have something to show.
+
+    If Kafka stores nothing for 15 s on a busy machine, the broker closes the connection, and the traffic continues on a new one.
+    """
     over = threading.Event()
 
-    def run() -> None:
+    def tick() -> None:
         with connect(url, user="ann", password="secret") as context:
             consumer, number = context.consumer(Queue("ticks")), 0
             while not over.wait(0.01 + 0.04 * (number % 40 > 20)):
                 number += 1
                 context.send(Queue("ticks"), str(number))
                 consumer.receive(WAIT_S)
+
+    def run() -> None:
+        while not over.is_set():
+            with suppress(ConnectionLost):
+                tick()
 
     sending = threading.Thread(target=run)
     sending.start()
