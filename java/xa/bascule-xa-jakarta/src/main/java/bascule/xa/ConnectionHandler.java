@@ -13,11 +13,10 @@ import org.apache.qpid.jms.JmsConnection;
 import org.apache.qpid.jms.JmsSession;
 
 /** An {@code XAConnection}: a connection of Qpid JMS that also makes XA sessions. */
-final class ConnectionHandler extends DelegatingHandler {
+final class ConnectionHandler extends StartableHandler {
     private final Connector connector;
     private final KnownBranches known;
     private final JmsConnection connection;
-    private final ConnectionStart start;
     private final Interruptions interruptions = new Interruptions();
     private final Set<BranchResource> resources = ConcurrentHashMap.newKeySet();
 
@@ -26,11 +25,10 @@ final class ConnectionHandler extends DelegatingHandler {
     }
 
     private ConnectionHandler(Connector connector, KnownBranches known, JmsConnection connection) {
-        super(connection);
+        super(connection, new ConnectionStart(connection));
         this.connector = connector;
         this.known = known;
         this.connection = connection;
-        this.start = new ConnectionStart(connection);
         connection.addConnectionListener(interruptions);
     }
 
@@ -43,7 +41,7 @@ final class ConnectionHandler extends DelegatingHandler {
     XAJMSContext context() throws JMSException {
         try {
             BranchSession branches = newSession();
-            return ContextHandler.create(connection, start, branches, session(branches));
+            return ContextHandler.create(connection, connectionStart(), branches, session(branches));
         } catch (JMSException | RuntimeException failure) {
             connection.close();
             throw failure;
@@ -55,17 +53,11 @@ final class ConnectionHandler extends DelegatingHandler {
         switch (method.getName()) {
             case "createXASession":
                 return session(newSession());
-            case "start":
-                start.start();
-                return null;
-            case "stop":
-                start.stop();
-                return null;
             case "close":
                 resources.forEach(BranchResource::close); // Qpid JMS would try to roll the transactions of branches back
                 return delegate(method, arguments);
             default:
-                return delegate(method, arguments);
+                return super.handle(proxy, method, arguments);
         }
     }
 
@@ -74,7 +66,7 @@ final class ConnectionHandler extends DelegatingHandler {
     }
 
     private XASession session(BranchSession branches) {
-        Management management = new Management(connection, start, interruptions, connector);
+        Management management = new Management(connection, connectionStart(), interruptions, connector);
         BranchResource resource = new BranchResource(connection, branches, management, known);
         resources.add(resource);
         SessionHandler handler = new SessionHandler(branches, management, resource, () -> resources.remove(resource));

@@ -24,18 +24,16 @@ import org.apache.qpid.jms.exceptions.JmsExceptionSupport;
  * <p>A context of Qpid JMS has the methods that concern the connection. It never makes a session of its own, and closes the connection after
  * the last context that shares it.
  */
-final class ContextHandler extends DelegatingHandler {
+final class ContextHandler extends StartableHandler {
     private final JmsContext context;
-    private final ConnectionStart start;
     private final BranchSession branches;
     private final JmsSession qpidSession;
     private final XASession session;
     private JmsMessageProducer producer;
 
     private ContextHandler(JmsContext context, ConnectionStart start, BranchSession branches, XASession session) {
-        super(context);
+        super(context, start);
         this.context = context;
-        this.start = start;
         this.branches = branches;
         this.qpidSession = branches.session();
         this.session = session;
@@ -62,12 +60,6 @@ final class ContextHandler extends DelegatingHandler {
                 return proxy;
             case "acknowledge": // has no effect on a transacted session
                 return null;
-            case "start":
-                start.start();
-                return null;
-            case "stop":
-                start.stop();
-                return null;
             case "close":
                 session.close();
                 context.close();
@@ -85,6 +77,8 @@ final class ContextHandler extends DelegatingHandler {
                 Object browser = call(session, method, arguments);
                 startIfWanted();
                 return browser;
+            case "start":
+            case "stop":
             case "createContext":
             case "getAutoStart":
             case "setAutoStart":
@@ -95,7 +89,7 @@ final class ContextHandler extends DelegatingHandler {
             case "getMetaData":
             case "getSessionMode":
             case "getTransacted":
-                return delegate(method, arguments);
+                return super.handle(proxy, method, arguments);
             default:
                 return call(session, method, arguments);
         }
@@ -103,7 +97,7 @@ final class ContextHandler extends DelegatingHandler {
 
     private void startIfWanted() throws JMSException {
         if (context.getAutoStart()) {
-            start.start();
+            connectionStart().start();
         }
     }
 
