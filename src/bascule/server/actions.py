@@ -127,15 +127,16 @@ def _check_new(argument: str, name: str) -> None:
         raise InvalidInput(f"{argument} {name[:60]!r} has {len(name)} characters; at most {ADDRESS_MAX} are allowed")
 
 
-async def _create(node: Node, _by: Principal, name: str) -> Answer:
+async def _create(node: Node, by: Principal, name: str) -> Answer:
     _check_new("name", name)
-    administration.create(node.engine, name)
+    with node.audit.changing(by.name, by.peer):
+        administration.create(node.engine, name)
     await _stored(node, node.engine)
     return {"created": name}
 
 
 async def _subscribe(
-    node: Node, _by: Principal, name: str, topic: str, client_id: str, selector: str, no_local: bool, shared: bool, user: str
+    node: Node, by: Principal, name: str, topic: str, client_id: str, selector: str, no_local: bool, shared: bool, user: str
 ) -> Answer:
     _check_new("topic", topic)
     if NAME_DELIMITER in name:
@@ -144,51 +145,53 @@ async def _subscribe(
         raise InvalidInput("client_id is missing: only a shared subscription without no_local can do without")
     wanted = selector_of(selector)
     queue = subscription_queue(client_id or None, name, durable=True)
-    administration.subscribe(
-        node.engine, queue, topic, name, selector="" if wanted is None else wanted.text, no_local=client_id if no_local else "",
-        shared=shared, user=user,
-    )  # fmt: skip
+    with node.audit.changing(by.name, by.peer):
+        administration.subscribe(
+            node.engine, queue, topic, name, selector="" if wanted is None else wanted.text, no_local=client_id if no_local else "",
+            shared=shared, user=user,
+        )  # fmt: skip
     await _stored(node, node.engine)
     return {"created": queue}
 
 
-async def _delete(node: Node, _by: Principal, name: str, force: bool) -> Answer:
+async def _delete(node: Node, by: Principal, name: str, force: bool) -> Answer:
     queue = queue_named(node.engine, name)
     if queue.subscription:
         raise InvalidInput(f"{name!r} is the queue of a subscription; delete the subscription instead")
-    return await _delete_queue(node, queue, force)
+    return await _delete_queue(node, by, queue, force)
 
 
-async def _unsubscribe(node: Node, _by: Principal, name: str, force: bool) -> Answer:
+async def _unsubscribe(node: Node, by: Principal, name: str, force: bool) -> Answer:
     queue = _found_subscription(node.engine, name)
     if queue is None:
         raise UnknownAddress(f"there is no subscription {name!r}")
-    return await _delete_queue(node, queue, force or not queue.consumers)
+    return await _delete_queue(node, by, queue, force or not queue.consumers)
 
 
-async def _delete_queue(node: Node, queue: BrokerQueue, force: bool) -> Answer:
+async def _delete_queue(node: Node, by: Principal, queue: BrokerQueue, force: bool) -> Answer:
     messages = queue.held_messages
-    administration.delete(node.engine, queue, force=force)
+    with node.audit.changing(by.name, by.peer):
+        administration.delete(node.engine, queue, force=force)
     await _stored(node, node.engine)
     return {"deleted": queue.name, "messages": messages}
 
 
-async def _purge(node: Node, _by: Principal, name: str, selector: str, ids: str) -> Answer:
+async def _purge(node: Node, by: Principal, name: str, selector: str, ids: str) -> Answer:
     def begin(engine: Engine) -> Iterator[Progress]:
         return administration.purge(engine, queue_named(engine, name), _choice(engine, selector, ids))
 
-    progress = await _go_through(node, begin)
+    progress = await _go_through(node, by, begin)
     return {"purged": progress.done, **({"left": progress.left} if ids else {})}
 
 
-async def _move(node: Node, _by: Principal, name: str, to: str, selector: str, ids: str) -> Answer:
+async def _move(node: Node, by: Principal, name: str, to: str, selector: str, ids: str) -> Answer:
     if to not in node.engine.addresses.anycast:
         _check_new("to", to)
 
     def begin(engine: Engine) -> Iterator[Progress]:
         return administration.move(engine, queue_named(engine, name), to, _choice(engine, selector, ids))
 
-    progress = await _go_through(node, begin)
+    progress = await _go_through(node, by, begin)
     return {"moved": progress.done, "left": progress.left}
 
 
@@ -204,7 +207,7 @@ async def _return(node: Node, principal: Principal, queue: str, selector: str, i
     def begin(engine: Engine) -> Iterator[Progress]:
         return administration.return_dead_letters(engine, queue_named(engine, name), _choice(engine, selector, ids), check)
 
-    progress = await _go_through(node, begin)
+    progress = await _go_through(node, principal, begin)
     return {"returned": progress.done, "left": progress.left}
 
 
@@ -271,11 +274,23 @@ def _choice(engine: Engine, selector: str, ids: str) -> Choice:
     return chosen_messages(engine, ids)
 
 
-async def _go_through(node: Node, begin: Callable[[Engine], Iterator[Progress]]) -> Progress:
+def _attributed(node: Node, by: Principal, begin: Callable[[Engine], Iterator[Progress]]) -> Iterator[Progress]:
+    """Yield the steps of an action. The audit attributes the queues that each step changes to the administrator."""
+    with node.audit.changing(by.name, by.peer):
+        steps = begin(node.engine)
+    while True:
+        with node.audit.changing(by.name, by.peer):
+            progress = next(steps, None)
+        if progress is None:
+            return
+        yield progress
+
+
+async def _go_through(node: Node, by: Principal, begin: Callable[[Engine], Iterator[Progress]]) -> Progress:
     """Run step by step, so that clients are served in between. Raises Unavailable if the epoch ends before the last step."""
     engine = node.engine
     progress = Progress()
-    for progress in begin(engine):  # the last progress counts
+    for progress in _attributed(node, by, begin):  # the last progress counts
         node.dispatch()
         await asyncio.sleep(0)
         while node.loaded_engine is engine and node.serving and node.congested:

@@ -85,10 +85,11 @@ def routing_at(client: Client, place: RoutedAddress) -> Routing:
 
 def attach(client: Client, link: Link) -> None:
     """Answer a peer's attach. Raises BasculeError, Unauthorized included, if the link is to be refused."""
-    if isinstance(link, ReceiverLink):
-        _attach_producer(client, link)
-    elif isinstance(link, SenderLink):
-        _attach_consumer(client, link)
+    with client.changing():
+        if isinstance(link, ReceiverLink):
+            _attach_producer(client, link)
+        elif isinstance(link, SenderLink):
+            _attach_consumer(client, link)
 
 
 def _answer(link: Link, **options: Any) -> None:
@@ -335,10 +336,12 @@ def detached(client: Client, link: Link, *, closed: bool, orderly: bool = False)
             # Most of the messages were prefetched and never seen, so this must not bring them nearer to the dead-letter address.
             engine.detach(context.consumer, failed=False, seen=not orderly)
         if context.on_close is not None and not context.on_close.consumers:
-            engine.delete_queue(context.on_close)
+            with client.changing():
+                engine.delete_queue(context.on_close)
     queue = client.unsubscribing.pop(link, None)
     if queue is not None and closed:
         client.unsubscribed(queue)
     temporary = client.temporary.pop(link, None)
     if temporary is not None:
-        engine.delete_temporary(temporary)
+        with client.changing():
+            engine.delete_temporary(temporary)

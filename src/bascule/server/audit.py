@@ -188,6 +188,7 @@ class AuditTrail:
         self.required = required
         self._outputs = [_Output(make) for make in makers]
         self._file: _Output | None = None  # one of them
+        self._actor = ("", "")  # user and address of who is changing queues; empty for the broker itself
 
     @property
     def enabled(self) -> bool:
@@ -219,6 +220,20 @@ class AuditTrail:
         line = json.dumps({name: value[:VALUE_LENGTH_MAX] if isinstance(value, str) else value for name, value in event.items()})
         for output in self._outputs:
             output.write(line)
+
+    @contextmanager
+    def changing(self, who: str, peer: str) -> Iterator[None]:
+        """Attribute the queues that the body creates and deletes to ``who`` at ``peer``. The body must not wait for anything."""
+        before, self._actor = self._actor, (who, peer)
+        try:
+            yield
+        finally:
+            self._actor = before
+
+    def record_change(self, action: str, queue: str, *, address: str, owner: str) -> None:
+        """Write that a queue was created or deleted, by whom the innermost ``changing`` says; without one, by the broker itself."""
+        who, peer = self._actor
+        self.record(action, queue, who=who, peer=peer, address=address, owner=owner)
 
     @contextmanager
     def acting(self, action: str, on: str, *, who: str, peer: str, **more: Any) -> Iterator[dict[str, Any]]:

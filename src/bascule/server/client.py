@@ -10,6 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -184,10 +185,15 @@ class Client:
             self._record(permission.value, address, allowed=False, result=str(error))
             raise
 
+    def changing(self) -> AbstractContextManager[None]:
+        """Return a context in which the client creates and deletes queues, for the audit."""
+        return self.audit.changing(self.user, self.peer)
+
     def unsubscribed(self, queue: BrokerQueue) -> None:
         """Delete a durable subscription for the client."""
         self._record("unsubscribe", queue.name)
-        self.engine.delete_queue(queue)
+        with self.changing():
+            self.engine.delete_queue(queue)
 
     def authorize_sending(self, address: str, routing: Routing) -> None:
         """Check the permissions to send to an address, and to create it if it does not exist. Raises Unauthorized."""
@@ -215,7 +221,8 @@ class Client:
         if routing is Routing.MULTICAST:
             engine.check_topic(address)
         elif address not in engine.addresses.anycast:
-            engine.queue(address, self.user)
+            with self.changing():
+                engine.queue(address, self.user)
         if not engine.share_of_room(address, routing, 1):
             raise QueueFull(f"{address!r} is full")
 
@@ -226,7 +233,8 @@ class Client:
         """
         if address != MANAGEMENT_ADDRESS:
             self.authorize_creation(address, Routing.ANYCAST)
-            self.engine.queue(address, self.user)
+            with self.changing():
+                self.engine.queue(address, self.user)
 
     # -- output ------------------------------------------------------------------------------------------------------
 

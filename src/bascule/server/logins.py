@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from bascule.amqp.bearer import (
     OAUTHBEARER,
@@ -50,6 +50,21 @@ USER_SHOWN_MAX: Final = 60
 log = get_log(__name__)
 
 
+class _Way(NamedTuple):
+    """How to carry out a check. A ``slow`` check waits for its turn."""
+
+    carry_out: Callable[[], Awaitable[bool]]
+    slow: bool
+
+
+async def _at_once(check: Callable[[], bool]) -> bool:
+    return check()
+
+
+async def _beside(check: Callable[[], bool]) -> bool:
+    return await asyncio.wrap_future(in_background(check, "login"))
+
+
 class LoginChecks:
     """Checks passwords and tokens: slow checks beside the event loop, one at a time, and each after the delay that failures cause."""
 
@@ -69,17 +84,21 @@ class LoginChecks:
         if delay_s:
             self.delayed += 1
             await asyncio.sleep(delay_s)
-        slow = not isinstance(check, QuickCheck) and (self.tokens is None or not isinstance(check, TokenCheck))
-        if slow:
+        way = self._way(check)
+        if way.slow:
             await self._turn.acquire()  # a peer that leaves before its turn leaves no work behind
         # A check that has begun ends, and counts, also if nobody waits for its result any more.
-        checking = asyncio.ensure_future(self._checked(check, user, address))
-        if slow:
+        checking = asyncio.ensure_future(self._checked(check, way, user, address))
+        if way.slow:
             checking.add_done_callback(lambda _: self._turn.release())
         return await asyncio.shield(checking)
 
-    async def _checked(self, check: Callable[[], bool], user: str, address: str) -> bool:
-        proven = await self._result(check)
+    async def _checked(self, check: Callable[[], bool], way: _Way, user: str, address: str) -> bool:
+        try:
+            proven = await way.carry_out()
+        except Exception as error:
+            log.exception("login check failed", error=repr(error))
+            proven = False
         if proven:
             self._delays.succeeded(user, address)
         elif not (isinstance(check, TokenCheck) and check.undecided):  # a provider that is away says nothing about the client
@@ -105,16 +124,12 @@ class LoginChecks:
             raise refusal
         return check.identity
 
-    async def _result(self, check: Callable[[], bool]) -> bool:
-        try:
-            if isinstance(check, QuickCheck):
-                return check()
-            if self.tokens is not None and isinstance(check, TokenCheck):
-                return await self.tokens.check(check)
-            return await asyncio.wrap_future(in_background(check, "login"))
-        except Exception as error:
-            log.exception("login check failed", error=repr(error))
-            return False
+    def _way(self, check: Callable[[], bool]) -> _Way:
+        if isinstance(check, QuickCheck):
+            return _Way(partial(_at_once, check), slow=False)
+        if self.tokens is not None and isinstance(check, TokenCheck):
+            return _Way(partial(self.tokens.check, check), slow=False)
+        return _Way(partial(_beside, check), slow=True)
 
     def _count_failure(self, user: str, address: str) -> None:
         self.failed += 1

@@ -136,7 +136,8 @@ class Request:
         body = encode_message(message)
         try:
             if self._reply_routing is Routing.ANYCAST:
-                self.engine.queue(reply_to, self.client.user)  # a queue that must be created counts as one of this user
+                with self.client.changing():
+                    self.engine.queue(reply_to, self.client.user)  # a queue that must be created counts as one of this user
         except BasculeError as error:
             log.debug("response dropped", peer=self.client.peer, reply_to=reply_to, reason=error)
             return

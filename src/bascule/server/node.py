@@ -22,7 +22,6 @@ from bascule.amqp.limits import ConnectionLimits
 from bascule.amqp.sasl import SaslServer
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.counters import Counters
-from bascule.broker.destinations import CREATED
 from bascule.broker.engine import Engine
 from bascule.broker.node import STANDING_BY
 from bascule.broker.policy_change import change_policy
@@ -332,7 +331,7 @@ class Node:
         self.tail = IngressTail(self.kafka, names.ingress, names.partition, self.engine, asyncio.get_running_loop())
 
     def _queue_changed(self, action: str, queue: BrokerQueue) -> None:
-        self.audit.record(action, queue.name, who=queue.user if action == CREATED else "", peer="", address=queue.address, owner=queue.user)
+        self.audit.record_change(action, queue.name, address=queue.address, owner=queue.user)
 
     def close_clients(self, error: BasculeError | None) -> None:
         """Close every connection; None means an orderly shutdown."""

@@ -79,7 +79,8 @@ async def send(node: Node, sender: Principal, arguments: Mapping[str, Any]) -> s
         raise TooLarge(f"the message has {len(data)} bytes; at most {node.max_message_bytes} are allowed")
     outcome = _Outcome()
     routing = Routing.MULTICAST if arguments["topic"] else Routing.ANYCAST
-    node.engine.send(arguments["to"], routing, data, scan(data), node.container_id, outcome, None)
+    with node.audit.changing(sender.name, sender.peer):
+        node.engine.send(arguments["to"], routing, data, scan(data), node.container_id, outcome, None)
     node.dispatch()
     timeout_s = node.settings.journal.append_timeout_s
     try:

@@ -75,7 +75,7 @@ async def test_logins_creations_deletions_and_refusals_are_lines_with_their_user
         ("ann", "consume", "orders", False),
         ("ann", "create queue", "desk.kept", True),
         ("ann", "unsubscribe", "desk.kept", True),
-        ("", "delete queue", "desk.kept", True),
+        ("ann", "delete queue", "desk.kept", True),
     ]
     first, second, *others = lines(file)
     assert first["mechanism"] == second["mechanism"] == "SCRAM-SHA-512"
