@@ -65,7 +65,7 @@ class Topics:
         self._bootstrap = kafka["bootstrap.servers"]
         # Not a method: a client that refers to its owner would keep its threads until a garbage collection, which a broker seldom runs.
         self._refusals: list[str] = []
-        self._controller_known = False  # the last call of ``id_again`` was answered
+        self._controller_known = False  # the last call of ``ids`` was answered
         settings: dict[str, Any] = {**PROMPT, **kafka, "error_cb": partial(_note, self._refusals)}
         try:
             self._admin = clients.admin(settings)
@@ -151,32 +151,28 @@ class Topics:
         return found[topic]
 
     def ids(self, topics: Iterable[str], timeout_s: float = ADMIN_TIMEOUT_S) -> dict[str, str]:
-        """Return the id of each topic that exists. A recreated topic has another id."""
+        """Return the id of each topic that exists. A recreated topic has another id. Raises Unavailable.
+
+        A client that knows no controller would wait for one in vain. Therefore the first call asks for all topics of the cluster. Later calls
+        are one request, as long as Kafka answers them.
+        """
         names = list(topics)
         if not names:
             return {}
         deadline_s = time.monotonic() + timeout_s
-        self._with_controller(timeout_s)
-        try:
-            return ask_until(deadline_s, lambda: self._ids(names, timeout_s))
-        except KafkaException as error:
-            raise Unavailable(f"topics {', '.join(names)}: {words(error)}") from error
-
-    def id_again(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> str:
-        """Return the id of a topic as ``id`` does, for a caller that asks often: one request for this topic, if the last call succeeded.
-
-        ``id`` first asks for all topics of the cluster, because a client that knows no controller would wait for one in vain.
-        """
         if self._controller_known:
             self._controller_known = False
             with suppress(KafkaException):  # the controller may have gone: look for it
-                found = self._ids([topic], min(timeout_s, KNOWN_TIMEOUT_S))
-                self._controller_known = topic in found
-                if self._controller_known:
-                    return found[topic]
-        topic_id = self.id(topic, timeout_s)
+                found = self._ids(names, min(timeout_s, KNOWN_TIMEOUT_S))
+                self._controller_known = True
+                return found
+        self._with_controller(timeout_s)
+        try:
+            found = ask_until(deadline_s, lambda: self._ids(names, timeout_s))
+        except KafkaException as error:
+            raise Unavailable(f"topics {', '.join(names)}: {words(error)}") from error
         self._controller_known = True
-        return topic_id
+        return found
 
     def _ids(self, names: list[str], timeout_s: float) -> dict[str, str]:
         """Return the id of each topic that exists. Raises KafkaException."""

@@ -118,7 +118,7 @@ class _Effects:
         """Return the current id of the topic. Raises Unavailable."""
         if self._topics is None:
             self._topics = Topics(self._kafka)
-        return self._topics.id_again(self._topic, ANSWER_S)
+        return self._topics.id(self._topic, ANSWER_S)
 
     def topic_view(self) -> int | None:
         """Return a number that changes before ``read`` returns records of a recreated topic; None if the reader does not know."""

@@ -49,28 +49,29 @@ def test_topic_id_changes_when_topic_is_recreated(kafka: KafkaInMemory) -> None:
     assert topics.ids(["missing"]) == topics.ids([]) == {}
     with pytest.raises(Unavailable, match="there is no topic missing"):
         topics.id("missing")
-    kafka.fail("describe_topics", KafkaError.UNKNOWN)
+    kafka.fail("describe_topics", KafkaError.UNKNOWN, times=2)
     with pytest.raises(Unavailable, match="topics t: "):
         topics.id("t")
 
 
-def test_topic_id_that_is_asked_often_takes_one_request_and_finds_a_recreated_topic(kafka: KafkaInMemory) -> None:
+def test_later_calls_for_topic_id_take_one_request_and_find_recreated_topic(kafka: KafkaInMemory) -> None:
     topics = Topics(SETTINGS)
     kafka.create("t")
-    before = topics.id_again("t")
+    before = topics.id("t")
     kafka.fail("list_topics", KafkaError.UNKNOWN)
-    assert topics.id_again("t") == before  # without a list of all topics
+    assert topics.id("t") == before  # without a list of all topics
     kafka.create("t")
-    assert topics.id_again("t") != before
+    assert topics.id("t") != before
     kafka.faults.pop("list_topics")
     kafka.fail("describe_topics", KafkaError._TIMED_OUT)  # as if the controller had gone
-    assert topics.id_again("t") == topics.id("t")
+    assert topics.id("t") == kafka.topics["t"].id
     del kafka.topics["t"]
     with pytest.raises(Unavailable, match="there is no topic t"):
-        topics.id_again("t")
+        topics.id("t")
+    kafka.fail("describe_topics", KafkaError._TIMED_OUT)
     kafka.fail("list_topics", KafkaError.UNKNOWN)
     with pytest.raises(Unavailable, match="Kafka does not answer"):
-        topics.id_again("t")  # after a failure, the controller is looked for
+        topics.id("t")  # after a failure, the controller is looked for
 
 
 def test_unwritable_topic_is_detected_before_write(kafka: KafkaInMemory) -> None:

@@ -88,8 +88,6 @@ class Topics:
     def id(self, topic: str, timeout_s: float = 0.0) -> str:
         return self.now
 
-    id_again = id
-
 
 async def until(broker: BrokerInMemory, true: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + WAIT_S
