@@ -15,6 +15,23 @@ class Killed(BaseException):
     """The end of a driver at a crash point."""
 
 
+class KillAt:
+    """Raise Killed at a crash point, ``most`` times and only after ``passes`` passes. For ``at_crash_points``."""
+
+    def __init__(self, place: str, *, most: int | None = None, passes: int = 0) -> None:
+        self.kills = 0
+        self._place, self._most, self._passes = place, most, passes
+
+    def __call__(self, name: str) -> None:
+        if name != self._place or self.kills == self._most:
+            return
+        if self._passes:
+            self._passes -= 1
+            return
+        self.kills += 1
+        raise Killed
+
+
 class Operator:
     """An administrator of the pipelines of a driver."""
 

@@ -21,6 +21,7 @@ from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import LATEST, IngressSpec, PipelinesSpec, StartPosition
 from bascule.writer.position import Position, PositionLost, PositionTaken, position_partition
 from bascule.writer.reading import READ_TIMEOUT_S
+from tests.scenarios.operating import KillAt, Killed
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.scenarios.test_owners import Run, carried_journal
 from tests.scenarios.test_positions import ADMIN_TIMEOUT_S, Journal, forget
@@ -30,20 +31,11 @@ from tests.support.system import wait_for
 RECORDS = 3
 
 
-class Killed(BaseException):
-    """Raised in place of a signal: everything stays as it is."""
-
-
 @contextmanager
 def killed_by_a_source(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail when the first source partition is taken over."""
-
-    def point(passed: str) -> None:
-        if passed == "driver.source.after":
-            raise Killed
-
     with monkeypatch.context() as patched:
-        at_crash_points(patched, point)
+        at_crash_points(patched, KillAt("driver.source.after"))
         with pytest.raises(Killed):
             yield
 

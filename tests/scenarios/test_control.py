@@ -22,7 +22,7 @@ from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import DivertSpec, IngressSpec
 from bascule.writer.control import OffsetMove, OffsetsWish, PipelineReport, PipelineState, RestartWish, WantedState
 from bascule.writer.position import COMMON, Position, PositionTaken, position_key, position_partition
-from tests.scenarios.operating import PAUSED, RUNNING, STOPPED, TIMEOUT_S, Killed, Operator
+from tests.scenarios.operating import PAUSED, RUNNING, STOPPED, TIMEOUT_S, KillAt, Killed, Operator
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.support.crash_points import at_crash_points
 from tests.support.lineage_receiver import LineageReceiver
@@ -172,16 +172,10 @@ def test_driver_killed_while_a_divert_is_paused_and_resumed_loses_and_repeats_no
     bridge: Bridge, operator: Operator, monkeypatch: pytest.MonkeyPatch, place: str, group: str
 ) -> None:
     bridge.journal.start_epoch(["x"])
-    killed = 0
+    kill = KillAt(place, most=1)
 
     def diverts() -> tuple[DivertSpec, ...]:
         return bridge.divert("x", exclusive=True, group=group), bridge.divert("y", group=group)
-
-    def point(name: str) -> None:
-        nonlocal killed
-        if name == place and not killed:
-            killed += 1
-            raise Killed
 
     def run(text: str) -> None:
         with bridge.running(*diverts()) as running:
@@ -195,7 +189,7 @@ def test_driver_killed_while_a_divert_is_paused_and_resumed_loses_and_repeats_no
         for text, state in (("2", PAUSED), ("3", RUNNING)):
             with bridge.running(*diverts()) as running:
                 running.settle()
-                at_crash_points(patched, point)
+                at_crash_points(patched, kill)
                 operator.want("divert:x", state)
                 try:
                     operator.follow(running)
@@ -205,7 +199,7 @@ def test_driver_killed_while_a_divert_is_paused_and_resumed_loses_and_repeats_no
             run(text)
             assert ("divert:x" in bridge.pins()) == (state is PAUSED)
             assert (bridge.carried("x")[-1:] == [text]) == (state is RUNNING)
-    assert killed
+    assert kill.kills
     assert bridge.carried("x") == bridge.carried("y") == ["1", "2", "3"]
     assert bridge.counted("x") == bridge.counted("y") == 3
     assert bridge.dead() == []

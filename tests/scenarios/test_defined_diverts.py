@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,10 +16,9 @@ from bascule.writer.control import OffsetMove, OffsetsWish, PipelineDefinition, 
 from bascule.writer.pipeline_holds import TO_BEGIN, PipelineHoldsProtocol
 from bascule.writer.position import COMMON, PositionTaken, group_pipeline
 from tests.scenarios import test_control
-from tests.scenarios.operating import PAUSED, TIMEOUT_S, Killed
+from tests.scenarios.operating import PAUSED, TIMEOUT_S, KillAt
 from tests.scenarios.sparkless import Bridge, Running
 from tests.scenarios.test_definitions import Definer
-from tests.support.crash_points import at_crash_points
 from tests.support.system import wait_for
 
 bridge = test_control.bridge
@@ -189,41 +187,29 @@ def test_divert_continues_across_drivers_and_is_deleted_while_none_runs(
 @pytest.mark.on_mock_cluster
 @pytest.mark.parametrize("place", PLACES)
 def test_driver_killed_while_a_divert_is_created_changed_and_deleted_carries_each_message_once(
-    bridge: Bridge, definer: DivertDefiner, monkeypatch: pytest.MonkeyPatch, place: str
+    bridge: Bridge, definer: DivertDefiner, place: str
 ) -> None:
-    killed = 0
+    kill = KillAt(place)
 
-    def point(name: str) -> None:
-        nonlocal killed
-        if name == place:
-            killed += 1
-            raise Killed
-
-    def killed_once() -> None:
-        """Let one driver follow, which is killed if it passes the place, and then another one, which is not."""
-        with monkeypatch.context() as patched, bridge.running(bridge.divert("x")) as running:
-            at_crash_points(patched, point)
-            with suppress(Killed):
-                definer.follow(running)
-        with bridge.running(bridge.divert("x")) as running:
-            definer.follow(running)
+    def carry_after_kill() -> None:
+        with definer.followed_after(kill, bridge.divert("x")) as running:
             if NAME in running.driver.queries:
                 running.batch(NAME)
 
     definer.create()
     bridge.send("0")
-    killed_once()
+    carry_after_kill()
     definer.create(revision=2, key="none")
     bridge.send("1")
-    killed_once()
+    carry_after_kill()
     definer.delete()
     bridge.send("2")
-    killed_once()
+    carry_after_kill()
     assert definer.kept() == []
     definer.create("2")
     bridge.send("3")
-    killed_once()
-    assert killed
+    carry_after_kill()
+    assert kill.kills
     assert bridge.carried("late") == ["0", "1", "3"]
 
 

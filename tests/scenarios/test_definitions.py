@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -13,11 +13,11 @@ from bascule.journal.records import Op, decode_send, entries
 from bascule.kafka.control import ControlTopics
 from bascule.pipelines import control
 from bascule.pipelines.defined_positions import DefinedPositions
-from bascule.pipelines.spec import IngressSpec
+from bascule.pipelines.spec import DivertSpec, IngressSpec
 from bascule.writer.control import DEFINITION_KEY, PipelineDefinition, PipelineDeletion, PipelineReport, PipelineState, Wish
 from bascule.writer.position import COMMON, position_key
 from tests.scenarios import test_control
-from tests.scenarios.operating import PAUSED, TIMEOUT_S, Killed, Operator
+from tests.scenarios.operating import PAUSED, TIMEOUT_S, KillAt, Killed, Operator
 from tests.scenarios.sparkless import Bridge, Running
 from tests.scenarios.topics import produce
 from tests.support.crash_points import at_crash_points
@@ -61,6 +61,17 @@ class Definer(Operator):
         running.driver.poll()
         wait_for(followed, "the driver to follow")
 
+    @contextmanager
+    def followed_after(self, kill: KillAt, *diverts: DivertSpec) -> Iterator[Running]:
+        """Let one driver follow, which is killed if it passes the place, and then another one, which is given."""
+        with pytest.MonkeyPatch.context() as patched, self.bridge.running(*diverts) as running:
+            at_crash_points(patched, kill)
+            with suppress(Killed):
+                self.follow(running)
+        with self.bridge.running(*diverts) as running:
+            self.follow(running)
+            yield running
+
     def await_report(self, running: Running, there: Callable[[Mapping[str, PipelineReport]], bool]) -> None:
         """Return when the reports of the driver are as expected."""
 
@@ -69,6 +80,13 @@ class Definer(Operator):
             return there(self.topics.reports(TIMEOUT_S).pipelines)
 
         wait_for(reported, "the reports of the driver")
+
+    def failed(self, running: Running, name: str = "in") -> PipelineReport:
+        """Let the driver follow, and return its report when an ingress has failed."""
+        pipeline = f"ingress:{name}"
+        self.follow(running)
+        self.await_report(running, lambda found: pipeline in found and found[pipeline].state is PipelineState.FAILED)
+        return self.topics.reports(TIMEOUT_S).pipelines[pipeline]
 
     def produce(self, *values: str) -> None:
         produce(self.bridge.pipelines.kafka["bootstrap.servers"], self.source, values)
@@ -179,41 +197,27 @@ def test_definitions_made_while_no_driver_runs_are_followed_by_the_next_one(brid
 
 @pytest.mark.on_mock_cluster
 @pytest.mark.parametrize("place", PLACES)
-def test_driver_killed_while_an_ingress_is_created_changed_and_deleted_carries_each_record_once(
-    bridge: Bridge, definer: Definer, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    killed = 0
+def test_driver_killed_while_an_ingress_is_created_changed_and_deleted_carries_each_record_once(definer: Definer, place: str) -> None:
+    kill = KillAt(place)
 
-    def point(name: str) -> None:
-        nonlocal killed
-        if name == place:
-            killed += 1
-            raise Killed
-
-    def killed_once(step: int) -> None:
-        """Let one driver follow, which is killed if it passes the place, and then another one, which is not."""
-        with monkeypatch.context() as patched, bridge.running() as running:
-            at_crash_points(patched, point)
-            with suppress(Killed):
-                definer.follow(running)
-        with bridge.running() as running:
-            definer.follow(running)
+    def carry_after_kill(step: int) -> None:
+        with definer.followed_after(kill) as running:
             if "ingress:in" in running.driver.queries:
                 definer.carry(running, step)
 
     definer.produce("0")
     definer.define()
-    killed_once(1)
+    carry_after_kill(1)
     definer.define(revision=2, to="changed")
     definer.produce("1")
-    killed_once(2)
+    carry_after_kill(2)
     definer.undefine()
-    killed_once(2)
+    carry_after_kill(2)
     assert definer.stored() == []
     assert definer.messages() == [(0, "queue"), (1, "changed")]
     definer.define("2", to="again")
-    killed_once(2)
-    assert killed
+    carry_after_kill(2)
+    assert kill.kills
     assert definer.messages() == [(0, "queue"), (1, "changed"), (0, "again"), (1, "again")]
 
 
@@ -351,9 +355,7 @@ def test_ingress_of_a_damaged_definition_stands_with_its_positions_until_the_nex
     definer.produce("1")
 
     def stands(running: Running) -> None:
-        definer.follow(running)
-        definer.await_report(running, lambda found: "in" in str(found) and found["ingress:in"].state is PipelineState.FAILED)
-        report = topics.reports(TIMEOUT_S).pipelines["ingress:in"]
+        report = definer.failed(running)
         assert ("key b'definition/ingress:in': unreadable record" in report.error, report.definition_id) == (True, "1")
 
     with bridge.running(bridge.divert("x")) as running:
@@ -385,9 +387,7 @@ def test_ingress_whose_definition_is_lost_keeps_its_positions_until_it_is_create
     definer.produce("1")
 
     def stands(running: Running) -> None:
-        definer.follow(running)
-        definer.await_report(running, lambda found: "in" in str(found) and found["ingress:in"].state is PipelineState.FAILED)
-        report = topics.reports(TIMEOUT_S).pipelines["ingress:in"]
+        report = definer.failed(running)
         assert ("has lost the definition" in report.error, report.definition_id) == (True, "1")
         assert report.revision, "it is defined at run time"
 

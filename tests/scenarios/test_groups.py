@@ -11,6 +11,7 @@ from bascule.core.errors import BadRecord
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.pipelines.spec import EARLIEST, DivertSpec, IngressSpec, StartPosition
 from bascule.writer.position import COMMON
+from tests.scenarios.operating import KillAt, Killed
 from tests.scenarios.sparkless import Bridge, without_spark
 from tests.support.crash_points import at_crash_points
 
@@ -102,10 +103,6 @@ def test_divert_moves_to_other_groups_and_back_without_loss_or_repeat(bridge: Br
     assert set(bridge.pins()) == {COMMON}
 
 
-class Killed(BaseException):
-    """The end of a driver at a crash point."""
-
-
 @pytest.mark.on_mock_cluster
 @pytest.mark.parametrize("place", PLACES)
 def test_driver_killed_while_diverts_change_groups_loses_and_repeats_nothing(
@@ -124,19 +121,10 @@ def test_driver_killed_while_diverts_change_groups_loses_and_repeats_nothing(
         running.batch("group:h")
     bridge.send("3")
 
-    def point(name: str) -> None:
-        if name == place:
-            raise Killed
-
-    reached = False
     with monkeypatch.context() as patched:
-        at_crash_points(patched, point)
-        try:
-            with bridge.running(*diverts("h", "g")) as running:
-                running.settle()
-        except Killed:
-            reached = True
-    assert reached
+        at_crash_points(patched, KillAt(place))
+        with pytest.raises(Killed), bridge.running(*diverts("h", "g")) as running:
+            running.settle()
     bridge.send("4")
     for groups in (("h", "g"), ("g", "h"), ("", "")):
         with bridge.running(*diverts(*groups)) as running:

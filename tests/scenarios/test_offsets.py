@@ -19,7 +19,7 @@ from bascule.pipelines.spec import DivertSpec, IngressSpec
 from bascule.writer.control import OffsetMove, OffsetsWish, PipelineState
 from bascule.writer.position import COMMON, MOVED, MovedMark, Position, position_key
 from tests.scenarios import test_control
-from tests.scenarios.operating import RUNNING, STOPPED, TIMEOUT_S, Killed, Operator
+from tests.scenarios.operating import RUNNING, STOPPED, TIMEOUT_S, KillAt, Killed, Operator
 from tests.scenarios.sparkless import Bridge, Running
 from tests.support.crash_points import at_crash_points
 from tests.support.system import wait_for
@@ -132,16 +132,9 @@ def test_driver_killed_while_positions_move_moves_them_once(
     bridge: Bridge, operator: Operator, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     bridge.journal.start_epoch(["x"])
-    killed = 0
 
     def diverts() -> tuple[DivertSpec, ...]:
         return bridge.divert("x", exclusive=True), bridge.divert("y")
-
-    def point(name: str) -> None:
-        nonlocal killed
-        if name == place and not killed:
-            killed += 1
-            raise Killed
 
     with bridge.running(*diverts()) as running:
         running.settle()
@@ -150,11 +143,10 @@ def test_driver_killed_while_positions_move_moves_them_once(
         running.batch()
         stopped(operator, running)
         with monkeypatch.context() as patched:
-            at_crash_points(patched, point)
+            at_crash_points(patched, KillAt(place))
             move(operator, begin)
             with pytest.raises(Killed):
                 running.driver.poll()
-    assert killed
     for _ in range(2):
         with bridge.running(*diverts()) as running:
             assert handled(operator, running, "r1") == ""
@@ -398,17 +390,10 @@ def test_ingress_moved_back_sends_its_records_again_once(
     ingress = IngressSpec("in", "queue", (topic,), tasks=1)
     key = position_key("ingress:in", topic, 0)
     produce(bridge, topic, "a", "b", "c")
-    killed = 0
-
-    def point(name: str) -> None:
-        nonlocal killed
-        if name == place and not killed:
-            killed += 1
-            raise Killed
 
     def follow() -> None:
         with monkeypatch.context() as patched:
-            at_crash_points(patched, point)
+            at_crash_points(patched, KillAt(place))
             handled(operator, running, "r1", "ingress:in")
 
     with bridge.running(ingresses=(ingress,)) as running:

@@ -29,7 +29,7 @@ from bascule.writer.dead_letters import LetterFilter, PipelineDeadLetter
 from bascule.writer.errors import PositionMoved
 from bascule.writer.redrive import DoneLetters, RedriveAction, RedriveJob, RedriveReport, RedriveState, mark_key, mark_place
 from tests.scenarios import test_control
-from tests.scenarios.operating import Killed, Operator
+from tests.scenarios.operating import KillAt, Killed, Operator
 from tests.scenarios.sparkless import Bridge, Running
 from tests.support.crash_points import at_crash_points
 from tests.support.journal import text_message
@@ -166,17 +166,9 @@ def test_run_killed_anywhere_leaves_each_dead_letter_waiting_or_redriven_once(
 ) -> None:
     monkeypatch.setattr(redrive, "LETTERS_MAX", 2)
     bury(bridge.pipelines, "x", "1", "2", "3", "4", "5")
-    job, left = letters.job(), passes
-
-    def point(name: str) -> None:
-        nonlocal left
-        if name == place:
-            left -= 1
-            if left < 0:
-                raise Killed
-
+    job = letters.job()
     with monkeypatch.context() as patched:
-        at_crash_points(patched, point)
+        at_crash_points(patched, KillAt(place, passes=passes))
         with pytest.raises(Killed):
             letters.run(job, bridge.divert("x"))
     bridge.positions.end_transactions()  # as the next driver does at its start

@@ -15,7 +15,7 @@ from bascule.pipelines.holds import Holds
 from bascule.pipelines.spec import DivertSpec, user_of_definition
 from bascule.writer.control import PipelineReport, PipelineState, WantedState
 from bascule.writer.position import COMMON
-from tests.scenarios.operating import STOPPED, TIMEOUT_S, Killed, Operator
+from tests.scenarios.operating import STOPPED, TIMEOUT_S, KillAt, Killed, Operator
 from tests.scenarios.sparkless import Bridge, Running
 from tests.scenarios.test_defined_diverts import NAME, DivertDefiner
 from tests.support.crash_points import at_crash_points
@@ -162,16 +162,10 @@ def test_driver_killed_while_a_divert_is_refused_and_allowed_loses_and_repeats_n
     bridge: Bridge, operator: Operator, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     bridge.journal.start_epoch(["x"])
-    killed = 0
+    kill = KillAt(place, most=1)
 
     def diverts() -> tuple[DivertSpec, ...]:
         return bridge.divert("x", exclusive=True, user="ann"), bridge.divert("y")
-
-    def point(name: str) -> None:
-        nonlocal killed
-        if name == place and not killed:
-            killed += 1
-            raise Killed
 
     def run(text: str) -> None:
         with bridge.running(*diverts()) as running:
@@ -186,7 +180,7 @@ def test_driver_killed_while_a_divert_is_refused_and_allowed_loses_and_repeats_n
         for text, reason in (("2", REFUSED), ("3", "")):
             with bridge.running(*diverts()) as running:
                 running.settle()
-                at_crash_points(patched, point)
+                at_crash_points(patched, kill)
                 say(operator, "x", reason)
                 try:
                     operator.follow(running)
@@ -195,7 +189,7 @@ def test_driver_killed_while_a_divert_is_refused_and_allowed_loses_and_repeats_n
                     pass
             run(text)
             assert (bridge.carried("x")[-1:] == [text]) == (not reason)
-    assert killed
+    assert kill.kills
     assert bridge.carried("x") == bridge.carried("y") == ["1", "2", "3"]
     assert bridge.dead() == []
 
