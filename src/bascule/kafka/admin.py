@@ -153,8 +153,8 @@ class Topics:
     def ids(self, topics: Iterable[str], timeout_s: float = ADMIN_TIMEOUT_S) -> dict[str, str]:
         """Return the id of each topic that exists. A recreated topic has another id. Raises Unavailable.
 
-        A client that knows no controller would wait for one in vain. Therefore the first call asks for all topics of the cluster. Later calls
-        are one request, as long as Kafka answers them.
+        A client that knows no controller would wait for one in vain. Therefore the first call asks for all topics of the cluster. Each
+        later call sends one request, as long as Kafka answers it.
         """
         names = list(topics)
         if not names:
