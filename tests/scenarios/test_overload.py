@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,61 +35,59 @@ session_timeout_s = 30
 """
 
 
-def overload(kafka: EmbeddedKafka, directory: Path, prefix: str, memory_mib: int, load_s: float, hung: int) -> Figures:
-    """Producers ten times as fast as consumers, consumers that do not read, large open transactions; until everything is normal again."""
+@contextmanager
+def loaded(kafka: EmbeddedKafka, directory: Path, prefix: str, memory_mib: int) -> Iterator[tuple[System, Overload]]:
+    """Give a broker with a limited memory and its clients; check the canary at both ends, and stop them."""
     with System(kafka.bootstrap, directory, prefix=prefix, config=CONFIG.format(memory_mib=memory_mib)) as system:
         load = Overload(system, f"{prefix}.load")
         try:
             wait_for(load.canary.look, "the canary")
             load.start(load.look, load=False)
-            load.start(load.consume(0.002), load=False)
-            load.start(load.transact)
-            load.start(load.transact)
-            wait_for(lambda: load.figures.refused, "a transaction to be refused")
-            for client in (load.produce, load.produce, *(load.hang,) * hung):
-                load.start(client)
-            begun_s = time.monotonic()
-            wait_for(lambda: load.figures.blocked_seen and time.monotonic() - begun_s > load_s, "the load", load_s + SOON_S)
-            load.end_load()
-            ended_s = time.monotonic()
-            for _ in range(2):
-                load.start(load.consume(0), load=False)
-            wait_for(lambda: not system.status()["memory"]["blocked"], "producers to continue", 4 * SOON_S)
-            load.figures.normal_after_s = time.monotonic() - ended_s
-            round_trips = load.canary.look()
-            wait_for(lambda: load.canary.look() > round_trips, "the canary")
-        finally:
-            load.stop()
-        load.figures.longest_turn_s = longest_turn_s(system.metrics())
-        said = system.broker.said()
-        assert "producers blocked" in said
-        assert "producers unblocked" in said
-        assert "Traceback" not in said
-    return load.figures
-
-
-def not_reading(kafka: EmbeddedKafka, directory: Path, prefix: str, memory_mib: int, load_s: float, hung: int) -> Figures:
-    """Consumers that give credit and do not read, and producers for them; until the waiting messages are received."""
-    with System(kafka.bootstrap, directory, prefix=prefix, config=CONFIG.format(memory_mib=memory_mib)) as system:
-        load = Overload(system, f"{prefix}.load")
-        try:
-            wait_for(load.canary.look, "the canary")
-            load.start(load.look, load=False)
-            for client in (*(load.hang,) * hung, load.produce):
-                load.start(client)
-            begun_s = time.monotonic()
-            wait_for(lambda: time.monotonic() - begun_s > load_s, "the load", load_s + SOON_S)
-            load.end_load()
-            ended_s = time.monotonic()
-            load.start(load.consume(0), load=False)
-            wait_for(lambda: not system.depth(load.queue.name), "the waiting messages to be received", 4 * SOON_S)
-            load.figures.normal_after_s = time.monotonic() - ended_s
+            yield system, load
             round_trips = load.canary.look()
             wait_for(lambda: load.canary.look() > round_trips, "the canary")
         finally:
             load.stop()
         load.figures.longest_turn_s = longest_turn_s(system.metrics())
         assert "Traceback" not in system.broker.said()
+
+
+def end_load(load: Overload, consumers: int, normal: Callable[[], bool], what: str) -> None:
+    """End the load, and measure the time until consumers have brought the broker back to normal."""
+    load.end_load()
+    ended_s = time.monotonic()
+    for _ in range(consumers):
+        load.start(load.consume(0), load=False)
+    wait_for(normal, what, 4 * SOON_S)
+    load.figures.normal_after_s = time.monotonic() - ended_s
+
+
+def overload(kafka: EmbeddedKafka, directory: Path, prefix: str, memory_mib: int, load_s: float, hung: int) -> Figures:
+    """Producers ten times as fast as consumers, consumers that do not read, large open transactions; until everything is normal again."""
+    with loaded(kafka, directory, prefix, memory_mib) as (system, load):
+        load.start(load.consume(0.002), load=False)
+        load.start(load.transact)
+        load.start(load.transact)
+        wait_for(lambda: load.figures.refused, "a transaction to be refused")
+        for client in (load.produce, load.produce, *(load.hang,) * hung):
+            load.start(client)
+        begun_s = time.monotonic()
+        wait_for(lambda: load.figures.blocked_seen and time.monotonic() - begun_s > load_s, "the load", load_s + SOON_S)
+        end_load(load, 2, lambda: not system.status()["memory"]["blocked"], "producers to continue")
+    said = system.broker.said()
+    assert "producers blocked" in said
+    assert "producers unblocked" in said
+    return load.figures
+
+
+def not_reading(kafka: EmbeddedKafka, directory: Path, prefix: str, memory_mib: int, load_s: float, hung: int) -> Figures:
+    """Consumers that give credit and do not read, and producers for them; until the waiting messages are received."""
+    with loaded(kafka, directory, prefix, memory_mib) as (system, load):
+        for client in (*(load.hang,) * hung, load.produce):
+            load.start(client)
+        begun_s = time.monotonic()
+        wait_for(lambda: time.monotonic() - begun_s > load_s, "the load", load_s + SOON_S)
+        end_load(load, 1, lambda: not system.depth(load.queue.name), "the waiting messages to be received")
     return load.figures
 
 
