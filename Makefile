@@ -129,7 +129,7 @@ $(COMPILED)/.built-%: setup.py pyproject.toml requirements-dev.lock $(shell find
 	@PYTHONPATH=$(COMPILED)/src $(BIN)/python -c "import bascule.core.build as it; assert it.build() == 'compiled', it.__file__"
 	@touch $@
 
-compile: setup ## compile the modules without IO into the checkout, for speed; run it again after each change of the source
+compile: setup ## compile the modules that handle each message into the checkout, for speed; run it again after each change of the source
 	@$(MAKE) --no-print-directory $(COMPILED)/.built-$(LEVEL)
 	@cd $(COMPILED) && find src -name '*.so' -exec cp --parents {} $(CURDIR) \;
 
@@ -138,7 +138,7 @@ clean-compiled: ## return to the interpreted modules
 	rm -rf $(COMPILED)
 
 # Tests of the engines, and of pipelines in both directions. The other tests see the same engines from further away.
-COMPILED_TESTS = $(addprefix tests/,$(addprefix unit/,core amqp jms journal broker) property simulation \
+COMPILED_TESTS = $(addprefix tests/,$(addprefix unit/,core amqp jms journal broker server) property simulation \
 	scenarios/test_seed_000.py examples/test_transformed.py)
 
 compiled-copy: setup ## compile a copy of the source for the tests; needs a C compiler

@@ -1,4 +1,7 @@
-"""Compile the modules without IO by mypyc if BASCULE_COMPILE=1; otherwise the package is pure Python (docs/adr/0016-compiled-core.md)."""
+"""Compile the modules that handle each message by mypyc if BASCULE_COMPILE=1.
+
+Otherwise the package is pure Python (docs/adr/0016-compiled-core.md).
+"""
 
 import os
 from pathlib import Path
@@ -33,12 +36,18 @@ INTERPRETED = {
     "amqp/bearer", "amqp/limits", "amqp/sasl", "amqp/scram", "amqp/states", "broker/ports", "broker/states", "core/defaults",
     "core/signals", "core/states", "core/xa_codes",
 }  # fmt: skip
+#: Modules of the package ``server`` that are compiled: each message goes through them.
+SERVED = (
+    "client", "client_links", "client_turns", "connection", "coordinator", "dispositions", "links", "outcomes", "traced_links",
+    "traced_transfers", "transfers", "usage",
+)  # fmt: skip
 
 
 def modules() -> list[str]:
     """Return the files of the modules that are compiled."""
     files = sorted(path for package in PACKAGES for path in (SOURCE / package).rglob("*.py") if path.name != "__init__.py")
-    return [str(path.relative_to(ROOT)) for path in files if path.relative_to(SOURCE).with_suffix("").as_posix() not in INTERPRETED]
+    found = [path for path in files if path.relative_to(SOURCE).with_suffix("").as_posix() not in INTERPRETED]
+    return [str(path.relative_to(ROOT)) for path in [*found, *(SOURCE / "server" / f"{name}.py" for name in SERVED)]]
 
 
 def extensions() -> list[Extension]:

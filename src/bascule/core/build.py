@@ -1,4 +1,4 @@
-"""Which build of the package runs: the modules without IO are compiled by mypyc, or interpreted (docs/adr/0016-compiled-core.md)."""
+"""Which build of the package runs: the modules that handle each message are compiled, or interpreted (docs/adr/0016-compiled-core.md)."""
 
 from __future__ import annotations
 

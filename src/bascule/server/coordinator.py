@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: A link that keeps fewer transactions than this does not look for the ones that are branches by now.
 KEPT_MIN: Final = 16
 #: A session of a reconnected client exists again after this time; a session that begins later is new.
-RECOVERED_S: Final = 5.0
+RECOVERED_S = 5.0
 
 
 class CoordinatorLink:

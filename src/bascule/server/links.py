@@ -269,13 +269,15 @@ class ConsumerLink:
 
 
 class AuditedConsumerLink(ConsumerLink):
-    """A consumer whose messages are audited."""
+    """A consumer whose messages are audited, if the log of audits has messages."""
 
     __slots__ = ()
 
     def deliver(self, message: BrokerMessage, delivery_count: int, body: bytes | None = None) -> int:
         """Record a message, and send it."""
         client, consumer = self.client, self.consumer
+        if not client.audit.messages:
+            return super().deliver(message, delivery_count, body)
         if body is None:
             body = client.engine.bodies.read(message)  # once: it may be in the spill files
         on = consumer.queue.name if consumer is not None else ""

@@ -87,7 +87,7 @@ class TracedProducerLink(ProducerLink):
             _end(begun, self.client, "send", destination, *failed)
 
 
-class TracedConsumerLink(ConsumerLink):
+class TracedConsumerLink(AuditedConsumerLink):
     """A consumer whose messages have spans."""
 
     __slots__ = ("_begun",)
@@ -124,12 +124,6 @@ class TracedConsumerLink(ConsumerLink):
         _end(begun, self.client, "receive", "" if queue is None else queue.address)
 
 
-class TracedAuditedConsumerLink(TracedConsumerLink, AuditedConsumerLink):
-    """A consumer whose messages have spans and are audited."""
-
-    __slots__ = ()
-
-
 class TracedDispositions(Dispositions):
     """The dispositions of one client, which end the spans of deliveries."""
 
@@ -152,10 +146,10 @@ def producer_link(client: Client, link: ReceiverLink, address: str | None, routi
 
 def consumer_link(client: Client, link: SenderLink, *, settled: bool, keeps_credit: bool) -> ConsumerLink:
     """Return the consumer of a link."""
-    kinds: tuple[type[ConsumerLink], type[ConsumerLink]] = (ConsumerLink, AuditedConsumerLink)
     if client.tracing is not None:
-        kinds = (TracedConsumerLink, TracedAuditedConsumerLink)
-    return kinds[bool(client.audit.messages)](client, link, settled=settled, keeps_credit=keeps_credit)
+        return TracedConsumerLink(client, link, settled=settled, keeps_credit=keeps_credit)
+    kind = AuditedConsumerLink if client.audit.messages else ConsumerLink
+    return kind(client, link, settled=settled, keeps_credit=keeps_credit)
 
 
 def dispositions_of(client: Client) -> Dispositions:

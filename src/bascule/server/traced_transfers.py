@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bascule.server.client import Client
 
 
-class TracedTransfers(Transfers):
+class TracedTransfers(AuditedTransfers):
     """The transfers of one client whose messages have spans."""
 
     __slots__ = ()
@@ -26,15 +26,8 @@ class TracedTransfers(Transfers):
         return super().take(event)
 
 
-class TracedAuditedTransfers(TracedTransfers, AuditedTransfers):
-    """The transfers of one client whose messages have spans and are audited."""
-
-    __slots__ = ()
-
-
 def transfers_of(client: Client, errors: ErrorContainment) -> Transfers:
     """Return the transfers of a client."""
-    kinds: tuple[type[Transfers], type[Transfers]] = (Transfers, AuditedTransfers)
     if client.tracing is not None:
-        kinds = (TracedTransfers, TracedAuditedTransfers)
-    return kinds[bool(client.audit.messages)](client, errors)
+        return TracedTransfers(client, errors)
+    return (AuditedTransfers if client.audit.messages else Transfers)(client, errors)

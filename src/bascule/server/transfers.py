@@ -169,7 +169,7 @@ class Transfers:
 
 
 class AuditedTransfers(Transfers):
-    """The transfers of one client whose messages are audited."""
+    """The transfers of one client whose messages are audited, if the log of audits has messages."""
 
     __slots__ = ("_refusal", "_taking")
 
@@ -195,6 +195,8 @@ class AuditedTransfers(Transfers):
         super()._refuse(event, producer, error)
 
     def _record(self, event: Transferred, refusal: BasculeError | None) -> None:
+        if not self._client.audit.messages:
+            return
         if refusal is not None and refusal.condition == UNAUTHORIZED_ACCESS:
             return  # the check of the permission, or of the user id, has recorded it
         client, producer = self._client, event.link.context

@@ -14,8 +14,8 @@ from bascule.core.build import build
 
 ROOT = Path(__file__).parents[3]
 SETUP = runpy.run_path(str(ROOT / "setup.py"))
-#: Frozen dataclasses that are compiled because they are used for each message. They never leave the broker's process.
-NEVER_PICKLED = {"bascule.broker.addresses": {"Diverts"}}
+#: Frozen dataclasses that are compiled because each message goes through their modules. They never leave the broker's process.
+NEVER_PICKLED = {"bascule.broker.addresses": {"Diverts"}, "bascule.server.usage": {"UsageLimits"}}
 COMPILED = [Path(path).relative_to("src").with_suffix("").as_posix().replace("/", ".") for path in SETUP["modules"]()]
 
 

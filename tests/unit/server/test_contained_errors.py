@@ -78,6 +78,7 @@ async def test_fault_in_the_release_of_one_link_does_not_affect_other_links() ->
     assert served.engine.queue("p").waiting_count == 2
 
 
+@pytest.mark.interpreted
 @run_async
 async def test_fault_in_a_later_turn_of_a_browser_ends_only_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "BROWSED_STEPS", 1)  # one message in each piece of work

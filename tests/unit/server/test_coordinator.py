@@ -57,6 +57,7 @@ def test_transaction_ids_are_unique_across_brokers(monkeypatch: pytest.MonkeyPat
     assert len(names) == 9
 
 
+@pytest.mark.interpreted
 def test_coordinator_forgets_transactions_that_became_branches_and_rolls_back_others() -> None:
     broker, peer = BrokerInMemory(), Peer()
     client = client_of(broker)
@@ -71,6 +72,7 @@ def test_coordinator_forgets_transactions_that_became_branches_and_rolls_back_ot
     assert peer.answers[-1].txn_id not in broker.engine.transactions
 
 
+@pytest.mark.interpreted
 def test_cost_of_a_declare_does_not_grow_with_the_open_transactions_of_its_link() -> None:
     client = client_of(BrokerInMemory())
     link: Any = Peer()
@@ -119,6 +121,7 @@ async def test_discharge_after_a_request_is_accepted_if_the_outcome_matches(oper
     assert answer == ACCEPTED if taken is not fail else isinstance(answer, Rejected)
 
 
+@pytest.mark.interpreted
 def test_declare_behind_a_commit_is_answered_with_the_commit() -> None:
     broker, peer = BrokerInMemory(), Peer()
     client = client_of(broker)
@@ -138,6 +141,7 @@ def test_declare_behind_a_commit_is_answered_with_the_commit() -> None:
     assert len(peer.answers) == 5
 
 
+@pytest.mark.interpreted
 def test_declare_does_not_wait_for_commits_behind_it() -> None:
     broker, peer = BrokerInMemory(), Peer()
     client = client_of(broker)
@@ -162,6 +166,7 @@ def test_declare_does_not_wait_for_commits_behind_it() -> None:
     assert peer.answers[4:] == [ACCEPTED]
 
 
+@pytest.mark.interpreted
 def test_declare_behind_a_refused_commit_is_answered() -> None:
     broker, peer = BrokerInMemory(), Peer()
     client = client_of(broker)
@@ -208,6 +213,7 @@ async def test_discharges_of_many_open_transactions_have_credit() -> None:
     assert broker.engine.transactions == {}
 
 
+@pytest.mark.interpreted
 def test_discharge_of_an_ended_transaction_is_answered_and_ends_no_other_one() -> None:
     broker, peer = BrokerInMemory(), Peer()
     client = client_of(broker)
@@ -350,6 +356,7 @@ async def test_repeated_acknowledgement_in_a_transaction_counts_once() -> None:
     assert delivery in client.session.incoming_unsettled.by_id
 
 
+@pytest.mark.interpreted
 def test_end_of_a_coordinator_link_rolls_many_transactions_back_over_several_turns() -> None:
     broker, peer = BrokerInMemory(turn_steps=100), Peer()
     client = client_of(broker)

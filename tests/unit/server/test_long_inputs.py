@@ -441,6 +441,7 @@ async def test_queue_deleted_while_a_message_waits_is_recreated_if_permitted(all
         assert (again.user, again.held_messages) == ("ann", 2)
 
 
+@pytest.mark.interpreted
 @run_async
 async def test_waiting_message_is_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scanned: list[bytes] = []

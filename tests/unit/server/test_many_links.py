@@ -306,6 +306,7 @@ class SlowTurns(ClientTurns):
             asyncio.get_running_loop().call_later(0.02, self._turn)
 
 
+@pytest.mark.interpreted
 @run_async
 async def test_stopping_broker_notifies_client_with_many_links_before_it_ends(
     kafka: KafkaInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -151,6 +151,7 @@ async def test_message_is_removed_kept_or_dead_lettered_by_receiver_outcome(outc
     assert [queue.delivery_count(message) for message in queue.waiting()] == [count] * left
 
 
+@pytest.mark.interpreted
 @run_async
 async def test_a_fault_in_one_connection_ends_only_that_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served()
@@ -173,6 +174,7 @@ async def test_a_fault_in_one_connection_ends_only_that_connection(monkeypatch: 
     assert [event.state for event in other.events_of(Dispositioned)] == [Accepted()]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("place", ["transfers.scan", "connection.attach"])
 @run_async
 async def test_fault_of_the_broker_ends_the_epoch_instead_of_refusing_the_request(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
@@ -194,6 +196,7 @@ async def test_fault_of_the_broker_ends_the_epoch_instead_of_refusing_the_reques
     assert (client.events_of(Detached), client.events_of(Dispositioned)) == ([], [])
 
 
+@pytest.mark.interpreted
 @run_async
 async def test_error_of_connection_closes_connection_with_condition_of_error(monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served()

@@ -298,6 +298,9 @@ class Stuck:
     def close(self) -> None:
         pass
 
+    def is_closing(self) -> bool:
+        return self.aborted
+
     def pause_reading(self) -> None:
         self.reading = False
 
