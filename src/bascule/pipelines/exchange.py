@@ -29,6 +29,9 @@ ANSWER_S: Final = 60.0
 #: How long a waiting task may take to receive the messages of a batch, in seconds. The transaction of the batch before may be open
 #: meanwhile, and Kafka aborts it after 30 s.
 SEND_S: Final = 10.0
+#: How long all hand-overs of a batch may take together, in seconds, until the caller ends the transaction of the batch before. With the
+#: hand-over that is under way then, the transaction is open for at most SEND_S longer.
+SENDS_S: Final = 2.0
 #: Interval, in seconds, at which a resident task that waits looks whether Spark lives.
 LOOK_S: Final = 1.0
 #: How long the ends of a waiting task try to reach the resident task, which starts at the same time.
@@ -166,12 +169,16 @@ class Transformer:
     ) -> dict[str, list[MadeRow]]:
         """Return the records of messages, both by divert. Raises NotTransformed, also for records of more than ``bytes_max``.
 
-        ``meanwhile`` is called once, before this call waits: most often when all waiting tasks have their messages.
+        ``meanwhile`` is called once, before this call waits: most often when all waiting tasks have their messages. If the tasks are slow
+        to take them, it is called between two diverts after SENDS_S.
         """
         before_wait = _Once(meanwhile)
+        begun_s = time.monotonic()
         with ExitStack() as opened:
             pairs = {}
             for divert, messages in asked.items():
+                if time.monotonic() - begun_s >= SENDS_S:
+                    before_wait()
                 pairs[divert] = ends = self._handed_over(divert, messages, before_wait)
                 opened.callback(_close, ends)
             before_wait()

@@ -208,6 +208,38 @@ def test_batch_is_received_in_longer_than_the_interval_of_looks(path: str, monke
     assert seen == [1]
 
 
+def test_slow_tasks_hold_the_transaction_of_the_caller_for_a_bounded_time_together(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    diverts = ["one", "two", "three", "four"]
+    monkeypatch.setattr(exchange, "SENDS_S", 0.2)
+    large = [AskedMessage(7, 0, 1, 0, "a", 0, b"x" * (8 << 20))]
+    begin = {divert: threading.Event() for divert in diverts}
+    taken: list[str] = []
+
+    def source(divert: str) -> None:
+        with connected(path, SOURCE, divert, "job") as connection:
+            assert begin[divert].wait(30)
+            exchange.receive(connection)
+            taken.append(divert)
+
+    with Transformer(path, diverts) as transformer:
+        threads = [in_thread(lambda divert=divert: source(divert)) for divert in diverts]  # type: ignore[misc]
+        threads += [in_thread(lambda divert=divert: answer(path, divert, "job", iter(()))) for divert in diverts]  # type: ignore[misc]
+        assert transformer.ready(diverts, 30)
+        threading.Timer(0.3, begin["one"].set).start()  # longer than all hand-overs may take
+        at_end: list[list[str]] = []
+
+        def meanwhile() -> None:
+            at_end.append(list(taken))
+            for divert in diverts:
+                begin[divert].set()
+
+        assert transformer.records(dict.fromkeys(diverts, large), MANY_BYTES, meanwhile) == {divert: [] for divert in diverts}
+        for thread in threads:
+            thread.join()
+    # The others begin to read only when the caller has ended its transaction.
+    assert at_end in ([["one"]], [[]])
+
+
 def test_end_of_unknown_divert_is_closed_and_affects_no_other(path: str) -> None:
     with Transformer(path, ["one"]) as transformer:
         stranger = connected(path, SOURCE, "other", "job")
