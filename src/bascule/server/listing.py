@@ -32,7 +32,8 @@ def number_of(parameters: Mapping[str, str], name: str, default: int, lowest: in
 def check_known(parameters: Mapping[str, str], known: Iterable[str]) -> None:
     """Check that no parameter is unknown. Raises InvalidInput."""
     if unknown := [name for name in parameters if name not in known]:
-        raise InvalidInput(f"unknown parameter {unknown[0]!r:.60}; known are {', '.join(known)}")
+        names = ", ".join(known)
+        raise InvalidInput(f"unknown parameter {unknown[0]!r:.60}; {f'known are {names}' if names else 'the request takes none'}")
 
 
 class ListColumns(NamedTuple):

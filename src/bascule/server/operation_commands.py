@@ -16,6 +16,7 @@ def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], str]:
         ("POST", collection): f"{kind} create",
         ("GET", one): f"{kind} show",
         ("DELETE", one): f"{kind} delete",
+        ("GET", f"{one}/config"): f"api GET {collection}/NAME/config",
         ("PUT", f"{one}/config"): f"{kind} change",
         ("GET", f"{one}/status"): f"{kind} status",
         ("PUT", f"{one}/pause"): f"{kind} pause",

@@ -285,6 +285,7 @@ def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], Operation
         ("GET", f"{one}/status"): Operation(
             f"State, lag and last error of {a} {kind}", {200: pipeline_answers.PipelineAnswer}, errors=(404,)
         ),
+        ("GET", f"{one}/config"): Operation(f"The settings of {a} {kind}, as in Kafka Connect", {200: dict[str, Any]}, errors=(404,)),
         **{("PUT", f"{one}/{verb}"): operation for verb, operation in wanted.items()},
         ("POST", f"{one}/restart"): Operation(
             f"Restart the task of {a} {kind}", {202: pipeline_answers.RestartAnswer}, _RESTART, errors=(404, 409)

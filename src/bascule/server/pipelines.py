@@ -2,6 +2,7 @@
 
 GET  /diverts, /ingresses            the pipelines with their states, JSON
 GET  /diverts/NAME                   the definition
+GET  /diverts/NAME/config            the settings alone
 GET  /definitions/pipelines          all definitions made at run time, for an export
 POST /diverts, /ingresses            define a pipeline at run time (bascule.server.pipeline_definitions)
 GET  /diverts/NAME/status            state, positions, lag, last error
@@ -113,6 +114,10 @@ class PipelineLeaving(InvalidInput):
     http_status = 409
 
 
+class NoSettings(UnknownAddress):
+    """No driver has reported the settings of a pipeline of the configuration file."""
+
+
 class PipelineTopics(Protocol):
     """The topics by which pipelines are controlled; see bascule.kafka.control.ControlTopics. Blocking."""
 
@@ -191,6 +196,7 @@ class PipelinePages:
                 AdminPage("GET", collection, AdminRole.VIEW, partial(self._list, kind)),
                 AdminPage("GET", one, AdminRole.VIEW, partial(self._show, kind)),
                 AdminPage("GET", f"{one}/status", AdminRole.VIEW, partial(self._status, kind)),
+                AdminPage("GET", f"{one}/config", AdminRole.VIEW, partial(self._config, kind)),
                 *(
                     AdminPage("PUT", f"{one}/{verb}", AdminRole.MANAGE, partial(self._want, kind, verb, wanted))
                     for verb, wanted in WANTED_BY_VERB.items()
@@ -226,6 +232,17 @@ class PipelinePages:
         check_known(request.query_params, ())
         known = await self.known()
         return JSONResponse(self.described(known, self.named(known, kind, request)))
+
+    async def _config(self, kind: str, request: Request) -> Response:
+        check_known(request.query_params, ())
+        known = await self.known()
+        pipeline = self.named(known, kind, request)
+        own, report = self.definition(known, pipeline), known.reports.pipelines.get(pipeline)
+        if own is not None:
+            return JSONResponse(dict(own.settings))
+        if report is None or not report.definition:
+            raise NoSettings(f"no driver has reported the settings of {kind} {request.path_params['name']!r:.60} yet; start the pipelines")
+        return JSONResponse(dict(report.definition))
 
     async def _all_definitions(self, request: Request) -> Response:
         check_known(request.query_params, ())

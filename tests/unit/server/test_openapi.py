@@ -217,6 +217,7 @@ def control_pipelines(api: Operations) -> None:
         for path in (one, f"{one}/status"):
             api.ask("GET", path, name=name)
             api.ask("GET", path, name="none", status=404)
+        api.ask("GET", f"{one}/config", name=name, status=404)
         api.ask("PATCH", f"{one}/offsets", {"to": "earliest"}, name=name, status=409)
         for verb in ("pause", "resume", "stop"):
             api.ask("PUT", f"{one}/{verb}", name=name, status=202)
@@ -239,6 +240,7 @@ def define_ingress(api: Operations) -> None:
     api.ask("POST", "/ingresses", {"name": "more", "config": {}}, status=400)
     found = api.ask("GET", one, name="prices")
     assert (found["origin"], found["config"], found["revision"]) == ("runtime", config, 1)
+    assert api.ask("GET", f"{one}/config", name="prices") == config
     changed = {**config, "body": "bytes", "pattern": None, "tasks": 1}
     assert api.ask("PUT", f"{one}/config", changed, query={"revision": 1}, name="prices", status=202)["revision"] == 2
     api.ask("PUT", f"{one}/config", changed, query={"revision": 1}, name="prices", status=409)
@@ -259,6 +261,7 @@ def define_divert(api: Operations, broker: Broker) -> None:
     one, config = "/diverts/{name}", {"from": "elsewhere", "to": "elsewhere"}
     assert not broker.node.engine.addresses.route("elsewhere", Routing.MULTICAST).diverted
     assert api.ask("POST", "/diverts", {"name": "late", "config": config}, status=202)["revision"] == 1
+    assert api.ask("GET", f"{one}/config", name="late") == config
     assert broker.node.engine.addresses.route("elsewhere", Routing.MULTICAST).diverted
     api.ask("POST", "/diverts", {"name": "late", "config": config}, status=409)
     api.ask("POST", "/diverts", {"name": "more", "config": {**config, "from": ""}}, status=400)

@@ -188,7 +188,7 @@ def test_each_path_needs_its_role_and_the_guide_names_it(topics: ControlTopics) 
     report(topics, divert_orders=REPORT, ingress_orders=REPORT)
     pages = PipelinePages(topics, Settings(), AuditTrail(), lambda: NOW_MS, lambda: PLANNING, no_redriving, PropertyMask, NO_FLOW_ENDS)
     paths = [path for path in pages.paths() if not path.path.startswith("/redrive")]
-    assert len(paths) == 28
+    assert len(paths) == 30
 
     def ask(request: Callable[..., tuple[int, Any]]) -> None:
         for path in paths:
@@ -271,6 +271,22 @@ def test_topic_that_was_recreated_is_read_from_its_beginning(topics: ControlTopi
     assert topics.wishes(10).of("divert:orders") is WantedState.PAUSED
 
 
+def test_settings_alone_are_shown_as_put_takes_them(topics: ControlTopics) -> None:
+    settings = {"topics": ["prices"], "to": "queue://prices"}
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        assert request("GET", "/diverts/orders/config")[0] == 404, "no driver has reported them"
+        report(topics, divert_orders=REPORT)
+        assert request("GET", "/diverts/orders/config") == (200, {"from": "orders", "to": "t"})
+        assert request("PUT", "/ingresses/prices/config", body=json.dumps(settings))[0] == 202
+        code, shown = request("GET", "/ingresses/prices/config")
+        assert (code, shown) == (200, settings)
+        assert request("PUT", "/ingresses/prices/config?revision=1", body=json.dumps(shown))[1]["revision"] == 2
+        assert request("GET", "/ingresses/none/config")[0] == 404
+
+    asked(topics, ask)
+
+
 def test_restart_of_failed_tasks_only_leaves_a_running_one_alone(topics: ControlTopics) -> None:
     def ask(request: Callable[..., tuple[int, Any]]) -> None:
         for state, restarted in ((PipelineState.RUNNING, False), (PipelineState.FAILED, True), (PipelineState.RESTARTING, True)):
@@ -290,11 +306,13 @@ def test_restart_of_failed_tasks_only_leaves_a_running_one_alone(topics: Control
 def test_parameter_that_nobody_knows_is_refused(topics: ControlTopics) -> None:
     def ask(request: Callable[..., tuple[int, Any]]) -> None:
         for method, path in (
-            ("GET", "/diverts"), ("GET", "/diverts/orders"), ("GET", "/diverts/orders/status"), ("PUT", "/diverts/orders/pause"),
+            ("GET", "/diverts"), ("GET", "/diverts/orders"), ("GET", "/diverts/orders/status"), ("GET", "/diverts/orders/config"), ("PUT", "/diverts/orders/pause"),
             ("POST", "/diverts/orders/restart"), ("POST", "/diverts"), ("PUT", "/diverts/new/config"), ("DELETE", "/diverts/new"),
         ):  # fmt: skip
             code, refused = request(method, f"{path}?expand=status")
-            assert (code, "unknown parameter 'expand'" in refused["error"]) == (400, True), (method, path)
+            known = {"/diverts/new/config": "known are revision", "/diverts/orders/restart": "known are includeTasks, onlyFailed"}
+            text = f"unknown parameter 'expand'; {known.get(path, 'the request takes none')}"
+            assert (code, refused["error"]) == (400, text), (method, path)
 
     asked(topics, ask)
     assert topics.wishes(10) == Wishes()
