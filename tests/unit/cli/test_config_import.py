@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 import tomllib
+import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -116,6 +117,14 @@ def test_no_secret_of_a_source_is_written_or_reported(case: str) -> None:
 def test_every_element_of_the_schema_is_known() -> None:
     unknown = {row["element"] for row in expected_rows("every-element") if row["note"].startswith("not known")}
     assert unknown == {"no-such-element", "no-such-element@some", 'address-settings/address-setting["wrong"]/no-such-setting'}
+
+
+@pytest.mark.parametrize("case", ["artemis-create", "every-element", "wildcards"])
+def test_each_element_is_named_in_the_report(case: str) -> None:
+    root = ElementTree.parse(GOLDEN / case / "broker.xml").getroot()
+    names = {each.tag.rpartition("}")[2] for each in root.iter()} - {"configuration", "core"}
+    report = " ".join(f"{row['element']} {row['note']}" for row in expected_rows(case))
+    assert [name for name in sorted(names) if not re.search(rf"(?<![\w-]){name}(?![\w-])", report)] == []
 
 
 def test_each_line_with_a_setting_has_a_row() -> None:

@@ -74,7 +74,9 @@ class ImportContext:
         self._add(node, ImportOutcome.DIFFERS, setting, note, attribute)
 
     def none(self, node: XmlNode, note: str, *, attribute: str = "") -> None:
-        """Report an element without a counterpart. An element with children covers them."""
+        """Report an element without a counterpart. An element with children covers them, and its line names them."""
+        if not attribute and (covered := dict.fromkeys(each.name for each in node.all() if each is not node)):
+            note = "; ".join(filter(None, (note, f"with {', '.join(covered)}")))
         self._add(node, ImportOutcome.NONE, "", note, attribute)
         if not attribute:
             for each in node.all():
