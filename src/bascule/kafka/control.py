@@ -46,6 +46,8 @@ C = TypeVar("C", PipelineDefinition, PipelineDeletion, CoverageMark, DivertAcces
 
 #: How long a deletion waits for Kafka to answer which records there are, in seconds.
 FORGET_TIMEOUT_S: Final = 10.0
+#: Records of deletions that are kept of pipelines that no driver reports. Each look at the topic decodes all of them.
+DELETIONS_MAX: Final = 100
 _KEYS: Final[Mapping[type, str]] = {Wish: WANTED_KEY, RestartWish: RESTART_KEY, OffsetsWish: OFFSETS_KEY}
 
 
@@ -175,6 +177,24 @@ class ControlTopics:
         self._store(f"{DEFINITION_KEY}{pipeline}", None)
         self._forget_wishes(pipeline)
         self._forget_covered(pipeline)
+        self._forget_deletions()
+
+    def _forget_deletions(self) -> None:
+        """Delete the oldest records of deletions beyond DELETIONS_MAX, and keep those of pipelines that the driver reports.
+
+        The driver deletes its report when it has deleted the positions. Without its record, a deletion that a driver has not followed yet
+        would look like a lost definition, which keeps the positions.
+        """
+        records = self._table(self._topics.control, FORGET_TIMEOUT_S)
+        found = {name: stored.offset for name, stored in records.items() if name.startswith(DELETED_KEY)}
+        if len(found) <= DELETIONS_MAX:
+            return
+        reported = self.reported(FORGET_TIMEOUT_S)
+        handled = sorted((name for name in found if name.removeprefix(DELETED_KEY) not in reported), key=found.__getitem__)
+        for future in [
+            self._shared.appender.append(_record(self._topics.control, name, None)) for name in handled[: len(handled) - DELETIONS_MAX]
+        ]:
+            await_stored(future)
 
     def _forget_wishes(self, pipeline: str) -> None:
         for kind in _KEYS.values():

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bascule.broker.coverage import CoverageMark
+from bascule.kafka import control
 from bascule.kafka.control import ControlTopics
 from bascule.server import pipeline_definitions
 from bascule.server.audit import AuditTrail, FileSink
@@ -352,6 +353,19 @@ def test_deletion_is_stored_with_its_author(topics: ControlTopics) -> None:
     assert json.loads(stored.value) == {"version": 1, "by": "manage", "at_ms": NOW_MS}
     topics._store("deleted/ingress:prices", b"damaged")
     assert topics.wishes(10) == Wishes(), "a damaged deletion deletes nothing, and holds nothing"
+
+
+def test_oldest_deletions_are_forgotten_unless_a_driver_may_have_the_positions(
+    topics: ControlTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "DELETIONS_MAX", 3, raising=False)
+    report(topics, ingress_first=OTHER)
+    for name in ("first", "second", "third", "fourth", "fifth", "second", "sixth"):
+        topics.undefine(f"ingress:{name}", PipelineDeletion("ann", NOW_MS))
+    assert topics.wishes(10).deleted == {f"ingress:{name}" for name in ("first", "fifth", "second", "sixth")}
+    report(topics, ingress_first=None)  # type: ignore[arg-type]  # the driver has deleted its positions
+    topics.undefine("ingress:seventh", PipelineDeletion("ann", NOW_MS))
+    assert topics.wishes(10).deleted == {f"ingress:{name}" for name in ("second", "sixth", "seventh")}
 
 
 def test_definition_that_is_lost_after_an_earlier_one_was_deleted_does_not_look_deleted(topics: ControlTopics) -> None:
