@@ -114,10 +114,6 @@ class PipelineLeaving(InvalidInput):
     http_status = 409
 
 
-class NoSettings(UnknownAddress):
-    """No driver has reported the settings of a pipeline of the configuration file."""
-
-
 class PipelineTopics(Protocol):
     """The topics by which pipelines are controlled; see bascule.kafka.control.ControlTopics. Blocking."""
 
@@ -241,7 +237,9 @@ class PipelinePages:
         if own is not None:
             return JSONResponse(dict(own.settings))
         if report is None or not report.definition:
-            raise NoSettings(f"no driver has reported the settings of {kind} {request.path_params['name']!r:.60} yet; start the pipelines")
+            raise UnknownAddress(
+                f"no driver has reported the settings of {kind} {request.path_params['name']!r:.60} yet; start the pipelines"
+            )
         return JSONResponse(dict(report.definition))
 
     async def _all_definitions(self, request: Request) -> Response:

@@ -306,7 +306,8 @@ def test_restart_of_failed_tasks_only_leaves_a_running_one_alone(topics: Control
 def test_parameter_that_nobody_knows_is_refused(topics: ControlTopics) -> None:
     def ask(request: Callable[..., tuple[int, Any]]) -> None:
         for method, path in (
-            ("GET", "/diverts"), ("GET", "/diverts/orders"), ("GET", "/diverts/orders/status"), ("GET", "/diverts/orders/config"), ("PUT", "/diverts/orders/pause"),
+            ("GET", "/diverts"), ("GET", "/diverts/orders"), ("GET", "/diverts/orders/status"), ("GET", "/diverts/orders/config"),
+            ("PUT", "/diverts/orders/pause"),
             ("POST", "/diverts/orders/restart"), ("POST", "/diverts"), ("PUT", "/diverts/new/config"), ("DELETE", "/diverts/new"),
         ):  # fmt: skip
             code, refused = request(method, f"{path}?expand=status")
