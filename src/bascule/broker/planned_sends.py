@@ -248,9 +248,7 @@ class PlannedSends(PlanInTurns, Generic[T]):
         if self.failed or self._few_outdated(LAST_AT_ONCE_STEPS if self._rounds >= ROUNDS_MAX else AT_ONCE_STEPS):
             return True
         if self._rounds >= FAILED_ROUNDS:
-            self.fail(
-                BindingsChanged(f"subscriptions to the addresses of {self.count} messages have changed {self._rounds} times meanwhile")
-            )
+            self.fail(BindingsChanged(f"subscriptions have changed {self._rounds} times while {self.count} messages were planned"))
             return True
         self._rounds += 1
         self.go_on(self._renewed(self._recreate))

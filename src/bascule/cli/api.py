@@ -49,7 +49,7 @@ def api(
             known = parameters.get(name)
             parameters[name] = [*known, value] if isinstance(known, list) else value if known is None else [str(known), value]
         if "?" in path and parameters:
-            raise InvalidInput(f"path {path!r:.60} has parameters already; give all of them behind the path, or none")
+            raise InvalidInput(f"path {path!r:.60} already has parameters; give all parameters in the path, or all of them behind it")
         content = client.download_within(TIMEOUT_S, path[1:], **parameters)
     else:
         if twice := sorted({name for number, (name, _) in enumerate(given) if name in dict(given[:number])}):

@@ -70,7 +70,7 @@ def _said(client: AdminApiClient, path: str, known: tuple[str, ...]) -> str:
     """Return the word that the broker answers. Raises Unavailable if something else answers at its address."""
     word = client.download(path).decode(errors="replace").strip()
     if word not in known:
-        raise Unavailable(f"what answers is not the admin server of a broker: {word!r:.60}")
+        raise Unavailable(f"the answer is not from the admin server of a broker: {word!r:.60}")
     return word
 
 

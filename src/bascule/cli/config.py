@@ -103,7 +103,7 @@ def show(
         show_rows(AdminApiClient(admin, config).look("settings"), ("setting", "value"), output)
         return
     if admin is not None or context_of_command(None, config_given=True) is not None:
-        raise InvalidInput("--admin and --context need --running: only a running broker knows which settings hold there")
+        raise InvalidInput("--admin and --context name a running broker; add --running to show its settings")
     from bascule.config import load
 
     values = load(config).explain()

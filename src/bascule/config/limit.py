@@ -53,9 +53,9 @@ class Limit(Section):
     @model_validator(mode="after")
     def _concerns_somebody(self) -> Limit:
         if not self.users and not self.roles:
-            raise ValueError("it concerns nobody; give users or roles")
+            raise ValueError("the table names no user and no role; set users or roles")
         if not self.given():
-            raise ValueError("it sets no limit; give at least one, such as max_connections")
+            raise ValueError("the table sets no limit; set at least one, such as max_connections")
         return self
 
     def given(self) -> dict[UserResource, int]:

@@ -61,7 +61,7 @@ class AccessRules:
         rules, users_roles = _deciding(self, permission, address), self._roles_of(user, roles)
         if not rules:
             matched = "each address of" if _is_subscribed_pattern(permission, address) else "address"
-            return AccessDecision(False, None, f"no [[permission]] matches {matched} {address!r}, so nobody has any permission on it")
+            return AccessDecision(False, None, f"no [[permission]] matches {matched} {address!r}, so no client has a permission on it")
         refusing = next((rule for rule in rules if not self._given(rule, permission, users_roles)), None)
         rule = refusing or rules[0]
         has = ", ".join(sorted(users_roles)) or "no role"

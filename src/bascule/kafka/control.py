@@ -126,7 +126,7 @@ class ControlTopics:
         """Log once that a record has no effect."""
         if place not in self._unreadable:
             self._unreadable.add(place)
-            log.error("record of the control of pipelines skipped", error=reason)
+            log.error("pipeline control record skipped", error=reason)
 
     def _job_skipped(self, place: str, reason: str) -> None:
         """Log once that a redrive job has no effect."""

@@ -30,7 +30,7 @@ def broker_members(kafka: Mapping[str, Any], group: str, topic: str) -> list[Bro
         found = admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group].result(ANSWER_S)
     except (KafkaException, TimeoutError) as error:
         why = words(error) if isinstance(error, KafkaException) else "Kafka does not answer"
-        raise Unavailable(f"group {group} could not be described: {why}") from error
+        raise Unavailable(f"could not describe group {group}: {why}") from error
     return sorted(
         BrokerMember(
             each.group_instance_id or each.client_id, each.host.removeprefix("/"),

@@ -221,7 +221,7 @@ class DriverControl:
             if self._unreadable.get(pipeline) != reason:
                 log.error("pipeline held, a record of its control cannot be read", pipeline=pipeline, error=reason)
         for pipeline in self._unreadable.keys() - found.keys():
-            log.info("record of the control of pipelines was replaced", pipeline=pipeline)
+            log.info("pipeline control record replaced", pipeline=pipeline)
         self._unreadable = found
 
     @property

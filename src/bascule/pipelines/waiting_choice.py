@@ -89,7 +89,7 @@ class WaitingChoice:
             with suppress(TimeoutError):
                 plan.exception(PLAN_S)
         if not plan.done():  # a later start takes its answer, and does not wait for it
-            return f"Spark has not planned it within {PLAN_S:.0f} s"
+            return f"Spark has not planned the transformation within {PLAN_S:.0f} s"
         del self._plans[divert]
         obstacle = plan.result()
         if obstacle is None:

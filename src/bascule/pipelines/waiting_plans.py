@@ -51,13 +51,13 @@ def why_not(session: SparkSession, divert: DivertSpec) -> Obstacle | None:
         patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         analyzed = execution.analyzed()
         if analyzed.containsPattern(patterns.CURRENT_LIKE()):
-            return Obstacle("it uses the current time, date, user or catalog", lasting=True)
+            return Obstacle("the transformation uses the current time, date, user or catalog", lasting=True)
         if analyzed.containsPattern(patterns.PLAN_EXPRESSION()):
-            return Obstacle("it has a subquery", lasting=True)
+            return Obstacle("the transformation has a subquery", lasting=True)
         reason = uncarried(execution.executedPlan())
         return None if reason is None else Obstacle(reason, lasting=True)
     except (BasculeError, PySparkException, Py4JError) as error:  # it has passed the check, so it may run in micro-batches
-        return Obstacle(f"it cannot be planned for waiting tasks: {described(error)}", lasting=False)
+        return Obstacle(f"the transformation cannot be planned for waiting tasks: {described(error)}", lasting=False)
 
 
 def uncarried(plan: Any) -> str | None:
@@ -65,11 +65,11 @@ def uncarried(plan: Any) -> str | None:
     while True:
         name = _name(plan)
         if name == _RANGE:
-            return None if MESSAGE_RANGE in plan.toString() else "its rows are not those of the messages"
+            return None if MESSAGE_RANGE in plan.toString() else "the plan does not read the rows of the messages"
         if not name.startswith(_COMPILED) and name not in _CARRIED:
-            return f"its plan has the operator {name}"
+            return f"the plan has the operator {name}"
         if name == _LOOP_JOIN and (plan.joinType().toString(), plan.buildSide().toString()) not in _LOOPS:
-            return f"its plan has a join of the kind {plan.joinType().toString()} without equal columns"
+            return f"the plan has a join of the kind {plan.joinType().toString()} without equal columns"
         children = _children(plan)
         static = [child for child in children if _is_static(child)]
         for child in static:
@@ -77,7 +77,7 @@ def uncarried(plan: Any) -> str | None:
                 return why
         rest = [child for child in children if child not in static]
         if len(rest) != 1:
-            return f"its plan has the operator {name} without message rows" if not rest else f"its plan has the operator {name}"
+            return f"the plan has the operator {name} without message rows" if not rest else f"the plan has the operator {name}"
         plan = rest[0]
 
 
@@ -89,10 +89,10 @@ def _is_static(plan: Any) -> bool:
 def _unheld(plan: Any) -> str | None:
     """Return why the static side of a join cannot be kept."""
     if MESSAGE_RANGE in plan.toString():
-        return "it joins the messages with themselves"
+        return "the plan joins the messages with themselves"
     children = _children(plan)
     if not children and _name(plan) not in _IN_MEMORY:
-        return f"it reads a file or table ({_name(plan)})"
+        return f"the plan reads a file or table ({_name(plan)})"
     return next((why for child in children if (why := _unheld(child)) is not None), None)
 
 

@@ -260,7 +260,7 @@ async def _place(places: asyncio.Semaphore) -> None:
         async with asyncio.timeout(STREAM_WAIT_S):
             await places.acquire()
     except TimeoutError:
-        raise Unavailable(f"{STREAMS_AT_ONCE} other clients read such an answer slowly; send the request again later") from None
+        raise Unavailable(f"{STREAMS_AT_ONCE} clients are reading long answers, the maximum; send the request again later") from None
 
 
 async def _left(request: Request) -> None:

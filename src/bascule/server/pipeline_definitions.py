@@ -163,7 +163,7 @@ class DefinitionPages:
             check_change(self._kind, before.settings, given)
         replaced = request.query_params.get(REVISION)
         if replaced is not None and not unreadable and replaced != str(0 if before is None else before.revision):
-            raise DefinitionConflict(f"{self._kind} {name!r} does not have the revision {replaced!r:.20} any more; somebody has changed it")
+            raise DefinitionConflict(f"{self._kind} {name!r} no longer has the revision {replaced!r:.20}; read the definition again")
         after = PipelineDefinition(
             uuid.uuid4().hex if before is None else before.id, 1 if before is None else before.revision + 1, dict(given),
             principal.name, self._pages.now_ms(),
@@ -171,7 +171,9 @@ class DefinitionPages:
         await self._pages.beside(partial(self._pages.topics.define, pipeline, after))
         # Another broker may have stored one at the same time: the later one counts.
         if (await self._pages.known(decides=True)).wishes.definitions.get(pipeline) != after:
-            raise DefinitionConflict(f"somebody else has defined {self._kind} {name!r} at the same time; look at it, and try again")
+            raise DefinitionConflict(
+                f"another request has defined {self._kind} {name!r} at the same time; check the definition, and try again"
+            )
         return {"revision": after.revision}
 
     async def _undefine(self, name: str, who: str) -> dict[str, Any]:
@@ -187,7 +189,7 @@ class DefinitionPages:
         before, after = known.wishes.definitions.get(pipeline), (await self._pages.known(decides=True)).wishes.definitions.get(pipeline)
         if before is not None and after is not None and before.id == after.id:
             raise DefinitionConflict(
-                f"somebody else has changed {self._kind} {name!r} at the same time, so it still exists; delete it again"
+                f"another request has changed {self._kind} {name!r} at the same time, so the {self._kind} still exists; delete it again"
             )
         return {}
 
@@ -198,12 +200,12 @@ class DefinitionPages:
             wishes = (await self._pages.known()).wishes
             definition, covered = wishes.definitions.get(pipeline), wishes.coverage(pipeline)
             if definition is not None and definition.revision > revision:
-                raise DefinitionConflict(f"somebody else has changed {self._kind} {name!r} meanwhile; look at it")
+                raise DefinitionConflict(f"another request has changed {self._kind} {name!r}; check the definition")
             if covered is not None and covered.revision >= revision:
                 return
             await asyncio.sleep(LOOK_S)
         if definition is None:
-            raise DefinitionConflict(f"somebody else has deleted divert {name!r} meanwhile; look at it")
+            raise DefinitionConflict(f"another request has deleted divert {name!r}")
         raise DivertNotCovered(
             f"divert {name!r} is stored (revision {revision}), but no active broker has confirmed within {COVERED_WITHIN_S:g} s that its"
             " journal covers it: messages that are sent now may not reach the divert. The active broker will cover it when it serves."

@@ -214,7 +214,7 @@ class OffsetPages:
         try:
             return OffsetTarget("time", start if isinstance(start, int) else written_time(str(start)).ms)
         except ValueError:
-            raise NoOffsets(f"nobody knows where {pipeline} begins: no driver has reported its settings") from None
+            raise NoOffsets(f"the start of {pipeline} is unknown: no driver has reported its settings") from None
 
     def _check_stopped(self, known: KnownPipelines, pipeline: str) -> None:
         """Raise NotStopped unless the pipeline is stopped, or will be before a driver starts it."""

@@ -211,8 +211,8 @@ ERRORS = [
         "only tokens give the role 'sales'; a limit is for users, or for roles of [broker.roles]",
     ),
     (OIDC_ROLES + "[admin]\nview = ['sale']", "there is no role 'sale'; known are sales"),
-    ("[[limit]]\nmax_links = 1", "bascule.toml:1: limit[1]: it concerns nobody; give users or roles"),
-    ("[[limit]]\nusers = ['a']", "bascule.toml:1: limit[1]: it sets no limit; give at least one, such as max_connections"),
+    ("[[limit]]\nmax_links = 1", "bascule.toml:1: limit[1]: the table names no user and no role; set users or roles"),
+    ("[[limit]]\nusers = ['a']", "bascule.toml:1: limit[1]: the table sets no limit; set at least one, such as max_connections"),
     ("[[limit]]\nusers = ['a']\nmax_message_bytes = '1 B'", "should be greater than or equal to 1024"),
     (
         "[[permission]]\nmatch = 'a'\nsned = []",

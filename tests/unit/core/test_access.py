@@ -82,7 +82,7 @@ def test_address_that_no_rule_matches_is_denied_to_everybody() -> None:
     rules.authorize("ann", P.SEND, "orders")
     with pytest.raises(Unauthorized, match="user 'ann' has no permission 'send' on address 'stock'"):
         rules.authorize("ann", P.SEND, "stock")
-    assert rules.decide("ann", P.SEND, "stock").reason == "no [[permission]] matches address 'stock', so nobody has any permission on it"
+    assert rules.decide("ann", P.SEND, "stock").reason == "no [[permission]] matches address 'stock', so no client has a permission on it"
 
 
 def test_decision_names_rule_roles_and_the_roles_of_the_user() -> None:
@@ -180,5 +180,5 @@ def test_subscription_with_wildcards_is_denied_if_no_rule_matches_all_its_addres
     everything.authorize("ann", P.CONSUME, long.removeprefix("*."))
     with pytest.raises(Unauthorized):
         everything.authorize("ann", P.CONSUME, long)
-    reason = "no [[permission]] matches each address of 'news.#', so nobody has any permission on it"
+    reason = "no [[permission]] matches each address of 'news.#', so no client has a permission on it"
     assert rules.decide("ann", P.CONSUME, "news.#") == (False, None, reason)

@@ -65,19 +65,19 @@ def test_transformation_of_single_messages_can_wait(plan: Plan) -> None:
      "Union", "Sample", "SortMergeJoin", "CartesianProduct", "InMemoryTableScan", "AdaptiveSparkPlan", "Expand", "FlatMapGroupsInPandas"],
 )  # fmt: skip
 def test_operator_that_is_not_known_to_treat_each_message_by_itself_is_refused(operator: str) -> None:
-    assert uncarried(Plan("Project", Plan(operator, messages()))) == f"its plan has the operator {operator}"
+    assert uncarried(Plan("Project", Plan(operator, messages()))) == f"the plan has the operator {operator}"
 
 
 @pytest.mark.parametrize(
     ("plan", "why"),
     [
-        (Plan("BroadcastHashJoin", messages(), table("Scan json")), "it reads a file or table (Scan json)"),
-        (Plan("BroadcastHashJoin", messages(), table("InMemoryTableScan")), "it reads a file or table (InMemoryTableScan)"),
-        (Plan("BroadcastHashJoin", messages(), table("Range", MESSAGE_RANGE)), "it joins the messages with themselves"),
-        (Plan("BroadcastHashJoin", table(), table()), "its plan has the operator BroadcastHashJoin without message rows"),
-        (Plan("BroadcastHashJoin", messages(), messages()), "its plan has the operator BroadcastHashJoin"),
-        (Plan("Project", Plan("LocalTableScan")), "its plan has the operator LocalTableScan"),
-        (Plan("Project", Plan("Range", made_of="Range (0, 10, step=1, splits=2)")), "its rows are not those of the messages"),
+        (Plan("BroadcastHashJoin", messages(), table("Scan json")), "the plan reads a file or table (Scan json)"),
+        (Plan("BroadcastHashJoin", messages(), table("InMemoryTableScan")), "the plan reads a file or table (InMemoryTableScan)"),
+        (Plan("BroadcastHashJoin", messages(), table("Range", MESSAGE_RANGE)), "the plan joins the messages with themselves"),
+        (Plan("BroadcastHashJoin", table(), table()), "the plan has the operator BroadcastHashJoin without message rows"),
+        (Plan("BroadcastHashJoin", messages(), messages()), "the plan has the operator BroadcastHashJoin"),
+        (Plan("Project", Plan("LocalTableScan")), "the plan has the operator LocalTableScan"),
+        (Plan("Project", Plan("Range", made_of="Range (0, 10, step=1, splits=2)")), "the plan does not read the rows of the messages"),
     ],
 )  # fmt: skip
 def test_plan_without_a_chain_down_to_the_messages_or_with_a_changing_side_is_refused(plan: Plan, why: str) -> None:
@@ -87,7 +87,7 @@ def test_plan_without_a_chain_down_to_the_messages_or_with_a_changing_side_is_re
 @pytest.mark.parametrize(("kind", "side"), [("FullOuter", "BuildRight"), ("RightOuter", "BuildRight"), ("LeftOuter", "BuildLeft")])
 def test_join_that_preserves_its_static_side_is_refused_because_spark_runs_the_messages_twice(kind: str, side: str) -> None:
     below = (messages(), table()) if side == "BuildRight" else (table(), messages())
-    assert uncarried(LoopJoin(kind, side, *below)) == f"its plan has a join of the kind {kind} without equal columns"
+    assert uncarried(LoopJoin(kind, side, *below)) == f"the plan has a join of the kind {kind} without equal columns"
 
 
 @pytest.mark.parametrize("error", [InvalidInput("no"), PySparkException("no"), Py4JError("no")])
@@ -99,7 +99,7 @@ def test_transformation_that_cannot_be_planned_here_stays_in_micro_batches(error
     session: Any = None
     why = why_not(session, DIVERT)
     assert why is not None
-    assert why.reason.startswith("it cannot be planned for waiting tasks: ")
+    assert why.reason.startswith("the transformation cannot be planned for waiting tasks: ")
     assert not why.lasting
 
 

@@ -166,7 +166,7 @@ def test_request_about_a_divert_that_somebody_deletes_meanwhile_says_so(topics: 
     monkeypatch.setattr(pipeline_definitions.DefinitionPages, "_covered", deleted)
 
     def ask(request: Request) -> None:
-        assert create(request) == (409, {"error": "somebody else has deleted divert 'late' meanwhile; look at it"})
+        assert create(request) == (409, {"error": "another request has deleted divert 'late'"})
 
     asked(topics, ask)
 

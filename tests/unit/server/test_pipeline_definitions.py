@@ -149,7 +149,7 @@ def test_start_cannot_change_and_a_change_of_an_old_revision_is_refused(topics: 
         assert request("PUT", "/ingresses/begin/config", body=json.dumps(same))[0] == 202, "the default may be given"
         assert change(request, "?revision=1", body="bytes")[0] == 202
         code, answer = change(request, "?revision=1", body="map")
-        assert (code, "somebody has changed it" in answer["error"]) == (409, True)
+        assert (code, "read the definition again" in answer["error"]) == (409, True)
 
     asked(topics, ask)
     assert (definition(topics).revision, definition(topics).settings["body"]) == (2, "bytes")
@@ -186,7 +186,7 @@ class Crowded:
 def test_definition_that_another_broker_replaces_at_the_same_time_is_a_conflict(topics: ControlTopics) -> None:
     def ask(request: Request) -> None:
         code, answer = create(request)
-        assert (code, "somebody else has defined ingress 'prices' at the same time" in answer["error"]) == (409, True)
+        assert (code, "another request has defined ingress 'prices' at the same time" in answer["error"]) == (409, True)
 
     asked(Crowded(topics), ask)
 
@@ -228,7 +228,7 @@ def test_ingress_that_another_broker_changes_while_it_is_deleted_still_exists(to
     def ask(request: Request) -> None:
         assert create(request)[0] == 202
         code, answer = request("DELETE", "/ingresses/prices")
-        assert (code, "somebody else has changed ingress 'prices' at the same time" in answer["error"]) == (409, True)
+        assert (code, "another request has changed ingress 'prices' at the same time" in answer["error"]) == (409, True)
         assert request("DELETE", "/ingresses/prices")[0] == 202, "another ingress of this name is none of it"
 
     asked(Changed(topics), ask)

@@ -229,7 +229,7 @@ def test_reset_of_a_pipeline_takes_the_start_of_its_definition_or_of_the_configu
         assert plan["discards"], "no driver has reported what the divert selects"
         world.control.want("divert:gone", Wish(WantedState.STOPPED))
         code, refused = request("DELETE", "/diverts/gone/offsets")
-        assert (code, refused["error"]) == (409, "nobody knows where divert:gone begins: no driver has reported its settings")
+        assert (code, refused["error"]) == (409, "the start of divert:gone is unknown: no driver has reported its settings")
 
     world.asked(ask)
 

@@ -21,7 +21,7 @@ export const FIELDS = Object.freeze({
     { name: "body", label: "Kind of the message", choices: ["", "text", "bytes", "map"] },
     { name: "reply_to", label: "JMSReplyTo" },
     { name: "key_as", label: "Record key as: correlation-id, group-id, property:NAME or none" },
-    { name: "unbound", label: "A message that nobody wants", choices: ["", "drop", "keep"] },
+    { name: "unbound", label: "Unbound: a message without a queue or subscription", choices: ["", "drop", "keep"] },
     { name: "keep_user_id", label: "Keep JMSXUserID of the record", choices: FLAG, kind: "flag" },
     { name: "user", label: "User who must have the permission send; empty for none" },
     { name: "tasks", label: "Spark tasks", kind: "number", attributes: { type: "number", min: 1 } },
