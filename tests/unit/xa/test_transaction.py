@@ -477,8 +477,9 @@ def test_two_resources_with_same_name_are_refused(log: ModelLog) -> None:
 def test_manager_calls_resources_in_legal_order(log: ModelLog, one: ModelResource, two: ModelResource) -> None:
     first, second = Checked(one), Checked(two)
     with TransactionManager("shop", log, [first, second]) as manager:
-        for ending in ("commit", "rollback"):
+        for ending, status in (("commit", TransactionStatus.COMMITTED), ("rollback", TransactionStatus.ROLLED_BACK)):
             transaction = manager.begin()
             transaction.enlist(first)
             transaction.enlist(second)
             getattr(transaction, ending)()
+            assert (transaction.status, transaction.unfinished) == (status, {}), "a resource has refused a call"
