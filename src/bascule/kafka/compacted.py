@@ -384,3 +384,22 @@ def trim(kafka: Mapping[str, Any], topic: str, ends: Mapping[int, int]) -> None:
     for future in asked.values():
         with suppress(KafkaException):
             future.result()
+
+
+class TableReading:
+    """Passes the effects that read a table, other than ``read_to``, to the subclass's ``_reads``."""
+
+    _reads: TableReads
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """Return the partitions of the table."""
+        return self._reads.partitions
+
+    async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
+        """Store barrier records."""
+        return await self._reads.write_barriers(partitions)
+
+    async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
+        """Return the high watermarks, or the last stable offsets."""
+        return await self._reads.ends(stable=stable)

@@ -14,7 +14,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka.appender import hand_over
-from bascule.kafka.compacted import Stored, TableReader, TableReads
+from bascule.kafka.compacted import Stored, TableReader, TableReading, TableReads
 from bascule.kafka.errors import Verdict, codes_of, words
 from bascule.kafka.history import PROMPT
 from bascule.kafka.incarnation import COORDINATOR_TIMEOUT_S, KafkaProducer, TransactionalClients, client_errors, fault_of
@@ -95,7 +95,7 @@ class Slot:
                 self._reader.close()
 
 
-class _SlotClients(TransactionalClients):
+class _SlotClients(TransactionalClients, TableReading):
     """The effects of ``bascule.writer.table``."""
 
     def __init__(self, kafka: Mapping[str, Any], transactional_id: str, topic: str, reads: TableReads) -> None:
@@ -122,19 +122,6 @@ class _SlotClients(TransactionalClients):
         producer = await super().init(attempt)
         crash.point("slot.init.after")
         return producer
-
-    @property
-    def partitions(self) -> Sequence[int]:
-        """Return the partition of the table."""
-        return self._reads.partitions
-
-    async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
-        """Store barrier records."""
-        return await self._reads.write_barriers(partitions)
-
-    async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
-        """Return the high watermark, or the last stable offset."""
-        return await self._reads.ends(stable=stable)
 
     async def read_to(self, ends: Mapping[int, int]) -> Mapping[bytes, Stored]:
         """Return the table before these offsets."""

@@ -19,7 +19,7 @@ from bascule.core.kafka_records import Output
 from bascule.core.log import ClientLog, get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka import clients
-from bascule.kafka.compacted import TableReads
+from bascule.kafka.compacted import TableReading, TableReads
 from bascule.kafka.errors import Verdict, codes_of
 from bascule.kafka.guards import TRANSACTION_STATE
 from bascule.kafka.history import PROMPT
@@ -123,7 +123,7 @@ class TransactionalWriter:
             self._readers.give_back(self._reader)
 
 
-class _PositionedClients(TransactionalClients):
+class _PositionedClients(TransactionalClients, TableReading):
     """The effects of ``bascule.writer.transactional``."""
 
     def __init__(
@@ -160,19 +160,6 @@ class _PositionedClients(TransactionalClients):
         producer = await super().init(attempt)
         crash.point("writer.init.after")
         return producer
-
-    @property
-    def partitions(self) -> Sequence[int]:
-        """Return the partition of the positions."""
-        return self._reads.partitions
-
-    async def write_barriers(self, partitions: Sequence[int]) -> Mapping[int, int | None]:
-        """Store barrier records."""
-        return await self._reads.write_barriers(partitions)
-
-    async def ends(self, *, stable: bool = False) -> Mapping[int, int]:
-        """Return the high watermark, or the last stable offset."""
-        return await self._reads.ends(stable=stable)
 
     async def read_to(self, ends: Mapping[int, int]) -> Mapping[str, Position]:
         """Return the positions before these offsets. Raises PositionLost for a record that is no position."""
