@@ -229,7 +229,7 @@ class Session:
             return False  # sent settled, or its link or session has ended
         link.held.discard(delivery_id)
         before = self._settled_state
-        if state is not before and (type(state) is not type(before) or state != before):  # to compare two kinds costs two calls
+        if state is not before and (type(state) is not type(before) or state != before):  # a comparison of two kinds costs two calls
             self.flush_settled()
             self._settled_state = state
         first = not self._settled_ids

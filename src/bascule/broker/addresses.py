@@ -156,7 +156,7 @@ class AddressBook:
         self._changed_by(queue)
 
     def change_user(self, queue: BrokerQueue, user: str) -> None:
-        """Let a queue count as one of another user."""
+        """Count a queue for another user."""
         if user != queue.user:
             self._count(queue, -1)
             queue.user = user

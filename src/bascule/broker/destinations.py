@@ -194,7 +194,7 @@ class Destinations:
         journaled, queue.held = queue.held, Held()  # no snapshot reads the messages any more
         for count in journaled.emptied():
             yield count // REMOVED_PER_STEP
-        while queue.timer_for:  # they would keep the queue and its messages in memory until they are due
+        while queue.timer_for:  # a timer keeps the queue and its messages in memory until the timer is due
             queue.timer_for.popitem()[1].cancel()
             yield CANCEL_STEPS
         groups = queue.groups

@@ -272,7 +272,7 @@ class DuplicateWindows:
         self._violations = violations
         self._swept: Iterator[str] | None = None  # the addresses that a sweep has still to visit; None between two sweeps
         self.by_address: dict[str, DuplicateWindow] = {}
-        #: Until this time in ms since the epoch, windows may have digests of an earlier version, which has left out the users. 0: none has.
+        #: Until this time in ms since the epoch, windows may have digests of an earlier version, which have no user. 0: there are none.
         self.plain_until_ms = 0
 
     @property

@@ -89,7 +89,7 @@ class EpochProtocol:
         self._errors = errors or ErrorContainment()
         self._send_times = send_times or SendTimes()
         self.state = EpochState.FOLLOWING
-        self.ended = False  # whether nothing may be answered any more; an attribute, because it is read 15 times for a message
+        self.ended = False  # True once the epoch may answer nothing more; an attribute, because it is read 15 times for a message
         self.loaded = False
         self.offsets = OffsetMap()
         self.next_offset = -1  # of the journal, behind the last record that is known to be stored
@@ -103,7 +103,7 @@ class EpochProtocol:
         self._on_their_way = 0  # appends without an outcome
         self._in_gap = False  # records between two records of this epoch are being read
         self._flush_due = False
-        self._linger: Timer | None = None  # appends an open record for which nobody waits
+        self._linger: Timer | None = None  # appends an open record that has no waiting sender
         self._oldest_since_s = 0.0
         self._seen_s: float | None = None  # when this process was last known to run; None before the watch begins
         self._watch: Timer | None = None

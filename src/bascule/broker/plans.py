@@ -43,7 +43,7 @@ class PlanInTurns:
         return self._failure is not None
 
     def fail(self, error: Exception) -> None:
-        """Give the plan up: ``finish`` raises this error."""
+        """Abandon the plan: ``finish`` raises this error."""
         self._failure = error
 
     def ready(self) -> bool:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Final
 
-#: The types of rows (modules of ``bascule.server``, and classes there), by what is listed.
+#: The types of the rows of each list: modules of ``bascule.server``, and classes there.
 _TYPES: Final = {
     "queues": (("status", "QueueStatus"),),
     "brokers": (("answers", "BrokerAnswer"),),

@@ -12,7 +12,7 @@ from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.config import ConfigOption
 from bascule.core.errors import InvalidInput
 
-#: As long as `bascule why` waits for the life of a message, in seconds.
+#: How long to wait for the life of a message, in seconds, as `bascule why` does.
 TIMEOUT_S: Final = 60.0
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 

@@ -14,7 +14,7 @@ from bascule.core.errors import Unavailable
 
 #: Entries of one request.
 PART: Final = 500
-#: What identifies an entry of a list in which that is not its name.
+#: The field that identifies an entry, for lists whose entries are not identified by name.
 _KEYS: Final = {"connections": "id", "branches": "xid"}
 
 SearchOption = Annotated[str, typer.Option("--search", help="Show only entries that contain this text", show_default=False)]

@@ -24,7 +24,7 @@ class BrokerMember(NamedTuple):
 
 
 def broker_members(kafka: Mapping[str, Any], group: str, topic: str) -> list[BrokerMember]:
-    """Return the brokers that stand for election, by name. A broker that was killed is there until its session ends. Raises Unavailable."""
+    """Return the brokers that stand for election, by name. A killed broker stays in the list until its session ends. Raises Unavailable."""
     admin = clients.admin(kafka)  # kept in a variable: without the client the future never ends
     try:
         found = admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group].result(ANSWER_S)

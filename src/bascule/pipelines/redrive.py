@@ -207,7 +207,7 @@ class RedriveRun:
                     raise
 
     def _redriven(self, letter: PipelineDeadLetter, refusal: str) -> _Redriven:
-        """Return what a dead letter becomes. It is left if there is a ``refusal`` of its pipeline."""
+        """Return the output for a dead letter. If there is a ``refusal`` of its pipeline, the letter stays a dead letter."""
         found = _Redriven(letter)
         if self._job.action is RedriveAction.REDRIVE and refusal:
             found.left = f"{letter.pipeline} may not run: {refusal}"

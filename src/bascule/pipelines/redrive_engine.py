@@ -43,7 +43,7 @@ class RedriveEngine:
         self._ingresses = {f"{INGRESS}{ingress.name}": ingress for ingress in pipelines.ingresses}
 
     def redriven(self, letter: PipelineDeadLetter) -> RedrivenLetter:
-        """Return what a dead letter becomes. Raises LetterLeft."""
+        """Return the output for a dead letter. Raises LetterLeft."""
         if letter.incomplete:
             raise LetterLeft(letter.incomplete)
         pipeline = self._diverts.get(letter.pipeline) or self._ingresses.get(letter.pipeline)

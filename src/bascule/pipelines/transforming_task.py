@@ -175,7 +175,7 @@ def batches_of(records: Sequence[KafkaRecord], reader: JournalReader, begun_at: 
 
 
 def _asked(batch: AskedBatch, ask: Ask, carrier: Carrier) -> Any:
-    """Return what returns the records of a message of the batch. The batch before is committed meanwhile.
+    """Return a function that returns the records of each message of the batch. Meanwhile, the previous batch is committed.
 
     Raises NotTransformed with the records to carry in another way, and ForeignRow.
     """

@@ -35,7 +35,7 @@ HEADERS_BYTES_MAX: Final = 16 << 10
 WAITING_MAX: Final = 64
 WAITING_PER_ADDRESS_MAX: Final = 48
 #: Maximum number of connections, including those that are being answered; each may hold an answer of some megabytes. If all places are
-#: taken, a new connection gets the place of the oldest one without a login, so nobody needs a login to keep others out without one.
+#: taken, a new connection gets the place of the oldest connection without a login: clients without a login cannot keep out those with one.
 CONNECTIONS_MAX: Final = 128
 #: Bytes that one turn of the event loop parses. A chunk of one byte needs six bytes and about 20 µs. Nearly all requests are smaller.
 PIECE_BYTES: Final = 4 << 10
