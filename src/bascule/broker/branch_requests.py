@@ -82,7 +82,8 @@ class BranchRequest:
     def is_foreign(self, engine: Engine) -> bool:
         """Return whether the request is about a branch of another user, and not about a transaction of its connection."""
         owner = engine.branches.owner(self.xid)
-        return owner != "" and (self.name is None or self.name not in self.transactions) and not self.may_end(owner)
+        own = self.operation in OF_TRANSACTIONS and self.name is not None and self.name in self.transactions
+        return owner != "" and not own and not self.may_end(owner)
 
     def transaction(self, violations: Collection[enum.StrEnum]) -> LocalTransaction | None:
         """Remove the named transaction from its connection and return it. Return None if the connection has no such transaction."""
@@ -194,7 +195,28 @@ def _commit(engine: Engine, request: BranchRequest, say: Say, violations: Collec
     branches.commit_one_phase(engine, request.transaction(violations), request.xid, committed, request.since)
 
 
+def _suspend(_engine: Engine, request: BranchRequest, say: Say, _: Collection[enum.StrEnum]) -> None:
+    """Keep a transaction for a later request: its discharge as a commit leaves it to the connection."""
+    transaction = None if request.name is None else request.transactions.get(request.name)
+    if transaction is None:
+        raise _no_transaction(request)
+    transaction.suspended = True
+    say(done())
+
+
+def _no_transaction(request: BranchRequest) -> UnknownTransaction:
+    return UnknownTransaction(f"there is no transaction {(request.name or b'').hex()} on this connection")
+
+
 def _rollback(engine: Engine, request: BranchRequest, say: Say, _: Collection[enum.StrEnum]) -> None:
+    if request.name is not None:
+        known = request.name in request.transactions
+        names, request.joined = dict.fromkeys((request.name, *request.joined)), ()
+        engine.rollback_all([each for name in names if (each := request.transactions.pop(name, None)) is not None])
+        if not known:
+            raise _no_transaction(request)
+        say(done())
+        return
     branches.end(engine, request.xid, Ending.ROLLED_BACK, partial(say, done()), request.since)
 
 
@@ -226,9 +248,12 @@ OPERATIONS: Final[dict[str, Callable[[Engine, BranchRequest, Say, Collection[enu
     "prepare": _prepare,
     "commit": _commit,
     "rollback": _rollback,
+    "suspend": _suspend,
     "recover": _recover,
     "forget": _forget,
 }
+#: Operations that are about a transaction of the connection, if they name one: they have no effect on a branch that exists.
+OF_TRANSACTIONS: Final = frozenset({"prepare", "commit", "rollback", "suspend"})
 #: Operations that need no xid.
 WITHOUT_XID: Final = frozenset({"recover"})
 NO_XID: Final = Xid(0, b"", b"")

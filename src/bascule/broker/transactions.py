@@ -30,11 +30,13 @@ class LocalTransaction:
     """The messages and acknowledgements of one transaction. ``doomed`` says why it can only be rolled back, or is None.
 
     ``handed_over`` is true if the transaction has become a branch: prepared, read-only or committed in one phase.
+
+    ``suspended`` is true if the discharge of the transaction leaves it to its connection, so that its session can begin another branch.
     """
 
     __slots__ = (
         "acks", "begun_at", "charged_bytes", "charged_deliveries", "commit_steps", "doomed", "drafts", "handed_over", "id", "joined",
-        "plan", "queues", "routed_at", "since_ms", "size_bytes",
+        "plan", "queues", "routed_at", "since_ms", "size_bytes", "suspended",
     )  # fmt: skip
 
     def __init__(self, transaction_id: bytes, begun_at: int) -> None:
@@ -53,6 +55,7 @@ class LocalTransaction:
         self.since_ms = 0  # since when it holds messages
         self.doomed: BasculeError | None = None
         self.handed_over = False
+        self.suspended = False
         self.joined: list[LocalTransaction] = []  # whose work it has taken over
 
     def hand_over(self) -> None:

@@ -103,14 +103,15 @@ class CoordinatorLink:
     def plan_commit(self, txn_id: bytes) -> bool:
         """Plan the commit of a large transaction of this link. Return True once ``discharge`` may be called in this turn."""
         transaction = self.client.transactions.get(txn_id) if txn_id in self._declared and self.client.reset is None else None
-        return transaction is None or self.client.engine.plan_commit(transaction)
+        return transaction is None or transaction.suspended or self.client.engine.plan_commit(transaction)
 
     def discharge(self, delivery_id: int, txn_id: bytes, *, fail: bool) -> None:
         """Commit or roll back a transaction. A commit is answered when it is stored.
 
         A transaction belongs to the link that has declared it, and the end of the link rolls it back (AMQP 1.0 part 4, section 4.1).
         Another link, even of the same session, does not know its id. A transaction that a request has turned into a branch, or has rolled
-        back, may be discharged with the matching outcome: Qpid JMS discharges every transaction.
+        back, may be discharged with the matching outcome: Qpid JMS discharges every transaction. A suspended transaction that is discharged
+        as a commit stays with the connection, for a later request.
         """
         self._renew_credit()
         if txn_id not in self._declared:
@@ -120,8 +121,9 @@ class CoordinatorLink:
             self._waits = True
             self.client.reset.hold(self.link, txn_id)
             return
-        transaction = self.client.transactions.pop(txn_id, None)
         declared = self._declared.pop(txn_id)
+        leaves = declared.suspended and not fail
+        transaction = None if leaves else self.client.transactions.pop(txn_id, None)
         engine = self.client.engine
         if self._first is not None and txn_id == self._first:
             session = self.link.session
@@ -133,7 +135,7 @@ class CoordinatorLink:
             self._first_is_over()
             for consumer in consumers_of(self.client, session):
                 consumer.spend_all()
-        if transaction is None and declared.handed_over is not fail:
+        if leaves or (transaction is None and declared.handed_over is not fail):
             engine.journaling.tell(self._answer, delivery_id, None)  # a request to the management node has ended it with the same outcome
         elif transaction is None:
             self._answer(delivery_id, UnknownTransaction(f"transaction {txn_id.hex()} has already ended with the opposite outcome"))

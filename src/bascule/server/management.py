@@ -86,22 +86,25 @@ class Request:
             raise InvalidInput(f"unknown type or operation; type {TYPE!r} has the operations {', '.join(OPERATIONS)}")
         xid = NO_XID if operation in WITHOUT_XID else self._xid()
         # A prepare without a transaction may repeat one whose answer was lost.
-        name = self._bytes("txnId") if operation == "prepare" or "txnId" in properties else None
+        named = operation == "prepare" or "txnId" in properties
+        name, *joined = self._transactions("txnId") if named else (None,)
+        if properties.get("joined", "") != "":
+            joined += self._transactions("joined")
         since = self.message.properties.get("since")
         if since is not None and (not isinstance(since, int) or isinstance(since, bool)):
             raise InvalidInput(f"since {since!r:.200} must be the position from an earlier response")
         client = self.client
         return BranchRequest(
-            operation, xid, client.container, client.transactions, name, since, client.login, partial(may_end, client), self._joined()
+            operation, xid, client.container, client.transactions, name, since, client.login, partial(may_end, client), tuple(joined)
         )
 
-    def _joined(self) -> tuple[bytes, ...]:
-        """Return the ids of the joined transactions."""
-        value = self.message.properties.get("joined", "")
+    def _transactions(self, name: str) -> tuple[bytes, ...]:
+        """Return the transaction ids of a property, at least one."""
+        value = self.message.properties.get(name, "")
         try:
-            return tuple(bytes.fromhex(each) for each in value.split(",") if each)
+            return tuple(bytes.fromhex(each) for each in value.split(","))
         except (ValueError, TypeError, AttributeError):
-            raise InvalidInput(f"joined {value!r:.200} must be transaction ids as hexadecimal digits, separated by commas") from None
+            raise InvalidInput(f"{name} {value!r:.200} must be transaction ids as hexadecimal digits, separated by commas") from None
 
     def _xid(self) -> Xid:
         format_id = self.message.properties.get("formatId")

@@ -1,4 +1,7 @@
-"""One branch with the transactions of several sessions of a connection: each is complete in the branch, or all are rolled back."""
+"""One branch with several transactions of a connection: each is complete in the branch, or all are rolled back.
+
+The transactions are those of several sessions, or of one session that has suspended the branch meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from bascule.amqp.events import Dispositioned, Transferred
 from bascule.amqp.performatives import ACCEPTED, Discharge, Rejected
 from bascule.amqp.transactions import encode_control
 from bascule.broker import branches
+from bascule.broker.branch_requests import Answer, BranchRequest, carry_out
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.core.xid import Xid
 from bascule.jms.message import JmsMessage, decode_message, encode_message
@@ -17,7 +21,7 @@ from bascule.testing.broker import message_bytes
 from tests.unit.server.served import Served, run_async
 from tests.unit.server.test_refused_in_transactions import FULL, XID, Session, served_with_limits, to_a_full_queue
 
-XA_OK, XA_RBROLLBACK, XA_RBCOMMFAIL, XAER_INVAL = 0, 100, 101, -5
+XA_OK, XA_RBROLLBACK, XA_RBCOMMFAIL, XAER_INVAL, XAER_NOTA = 0, 100, 101, -5, -4
 
 
 class Joining(Session):
@@ -25,17 +29,23 @@ class Joining(Session):
 
     def __init__(self, served: Served) -> None:
         super().__init__(served)
+        self.asked = 0
         self.first = self.id
         self.put(self.orders, message_bytes("first"))
         self.second = self.id = self.declare()
         self.put(self.orders, message_bytes("second"))
 
-    def request(self, operation: str, joined: str) -> int:
+    def request(self, operation: str, joined: str = "") -> int:
         """Return the code that the broker answers to a request about the first transaction, with ``joined``."""
-        answers = self.consumer("answers", 10, name=f"answers to {operation}")
-        fields = {"type": TYPE, "operation": operation, "txnId": self.first.hex(), "joined": joined, **XID}
+        return self.request_of(operation, txnId=self.first.hex(), joined=joined)
+
+    def request_of(self, operation: str, **properties: str) -> int:
+        """Return the code that the broker answers to a request with these properties."""
+        self.asked += 1
+        answers = self.consumer("answers", 1, name=f"answers to request {self.asked}")
+        fields = {"type": TYPE, "operation": operation, **properties, **XID}
         request = JmsMessage(destination=MANAGEMENT_ADDRESS, reply_to="answers", body_kind="message", properties=fields)
-        self.producer(MANAGEMENT_ADDRESS, name=operation).send(encode_message(request))
+        self.producer(MANAGEMENT_ADDRESS, name=f"request {self.asked}").send(encode_message(request))
         self.served.settle(self)
         (answer,) = [each for each in self.events_of(Transferred) if each.link is answers]
         return int(decode_message(answer.payload).properties["xaCode"])
@@ -108,3 +118,79 @@ async def test_request_with_malformed_ids_of_joined_transactions_changes_nothing
     client = Joining(Served())
     assert client.request("prepare", "no digits") == XAER_INVAL
     assert len(client.served.engine.transactions) == 2
+
+
+@pytest.mark.parametrize(("operation", "waiting"), [("prepare", 0), ("commit", 2), ("rollback", 0)])
+@run_async
+async def test_list_of_transaction_ids_ends_all_of_them_as_one_branch(operation: str, waiting: int) -> None:
+    client = Joining(Served())
+    assert client.request_of(operation, txnId=f"{client.first.hex()},{client.second.hex()}") == XA_OK
+    engine = client.served.engine
+    assert (client.waiting(), engine.transactions, len(engine.branches.prepared)) == (waiting, {}, operation == "prepare")
+    assert client.discharged(fail=operation == "rollback")
+
+
+@pytest.mark.parametrize("txn_id", ["", "no digits", "61,"])
+@run_async
+async def test_suspension_and_rollback_name_a_transaction_of_the_connection(txn_id: str) -> None:
+    client = Joining(Served())
+    for operation in ("suspend", "rollback"):
+        assert client.request_of(operation, txnId=txn_id) in (XAER_INVAL, XAER_NOTA)
+    assert client.request_of("suspend") == XAER_NOTA
+    assert len(client.served.engine.transactions) == 2
+
+
+@pytest.mark.parametrize(("operation", "waiting"), [("prepare", 0), ("commit", 1), ("rollback", 0)])
+@run_async
+async def test_suspended_transaction_stays_with_its_connection_until_a_request_ends_it(operation: str, waiting: int) -> None:
+    client = Joining(Served())
+    engine = client.served.engine
+    assert client.request("suspend") == XA_OK
+    client.id = client.first
+    assert client.discharge() == ACCEPTED
+    assert (client.waiting(), list(engine.transactions)) == (0, [client.first, client.second])
+    assert isinstance(client.discharge(), Rejected)  # the session has left it
+    assert client.request(operation) == XA_OK
+    assert (client.waiting(), list(engine.transactions), len(engine.branches.prepared)) == (waiting, [client.second], operation == "prepare")
+    assert client.request("prepare") == (XA_OK if operation == "prepare" else XA_RBCOMMFAIL)
+
+
+@run_async
+async def test_suspended_transaction_is_rolled_back_with_its_link_or_its_connection() -> None:
+    client = Joining(Served())
+    engine = client.served.engine
+    assert client.request("suspend") == XA_OK
+    assert client.request_of("suspend", txnId=client.second.hex()) == XA_OK
+    client.id = client.second
+    assert client.discharge(fail=True) == ACCEPTED
+    assert list(engine.transactions) == [client.first]
+    client.coordinator.detach()
+    client.served.settle(client)
+    assert engine.transactions == {}
+    other = Joining(client.served)
+    assert other.request("suspend") == XA_OK
+    other.id = other.first
+    assert other.discharge() == ACCEPTED
+    other.connection.connection_lost(None)
+    client.served.settle(client)
+    assert (engine.transactions, client.waiting()) == ({}, 0)
+
+
+@pytest.mark.parametrize("operation", ["rollback", "commit", "forget"])
+@run_async
+async def test_request_that_names_an_own_transaction_does_not_end_the_branch_of_another_user(operation: str) -> None:
+    client = Joining(Served())
+    engine = client.served.engine
+    assert client.request("prepare") == XA_OK
+    (branch,) = engine.branches.prepared.values()
+    branch.user = "ann"
+    if operation == "forget":
+        branches.end(engine, branch.xid, Ending.FORCED_ROLLBACK, lambda: None)
+        client.served.settle(client)
+    own = {client.second: engine.transactions[client.second]}
+    answers: list[Answer] = []
+    request = BranchRequest(operation, branch.xid, "bob", own, client.second, user="bob", may_end=lambda owner: owner == "bob")
+    carry_out(engine, request, answers.append)
+    client.served.settle(client)
+    assert len(answers) == 1
+    assert (branch.xid in engine.branches.prepared, branch.xid in engine.branches.forced) == (operation != "forget", operation == "forget")
