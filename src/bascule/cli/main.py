@@ -30,6 +30,7 @@ from bascule.cli import (
     messages,
     permission,
     pipelines,
+    postgres,
     redrive,
     run,
     top,
@@ -58,6 +59,7 @@ app = typer.Typer(
 )
 for register in (
     run.register,
+    postgres.register,
     messages.register,
     bench.register,
     inspect.register,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -44,6 +45,13 @@ shared_buffers = 32MB
 fsync = {fsync}
 """
 
+#: Names of databases and users that need no quotes.
+NAME = r"[a-z_][a-z0-9_]{0,62}"
+CREATE = """
+SELECT 'CREATE ROLE "{name}" LOGIN' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}') \\gexec
+SELECT 'CREATE DATABASE "{name}" OWNER "{name}"' WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = '{name}') \\gexec
+"""
+
 
 class EmbeddedPostgres:
     """A PostgreSQL on loopback with its data in one directory. After a stop or kill it restarts on the same data and port.
@@ -64,6 +72,10 @@ class EmbeddedPostgres:
         """Return the connection string for libpq and psycopg; known after the first start."""
         return f"host={HOST} port={self.port} user={USER} dbname=postgres"
 
+    def conninfo_of(self, database: str) -> str:
+        """Return the connection string for a database and the user of the same name."""
+        return f"host={HOST} port={self.port} user={database} dbname={database}"
+
     @property
     def url(self) -> str:
         """Return the URL for SQLAlchemy."""
@@ -73,6 +85,26 @@ class EmbeddedPostgres:
     def pid(self) -> int | None:
         """Return the process id while the server runs."""
         return self._child.pid if self._child else None
+
+    @property
+    def running(self) -> bool:
+        """Return whether the server runs."""
+        return self._child is not None and self._child.running
+
+    @property
+    def log_file(self) -> Path:
+        """Return the file of the server's log."""
+        return self.data_dir.with_name(self.data_dir.name + ".log")
+
+    def create_database(self, name: str) -> None:
+        """Create a database and a user who owns it, if they do not exist. Raises InvalidInput for another kind of name, NotStarted."""
+        if not re.fullmatch(NAME, name):
+            raise InvalidInput(f"{name!r} is no name of a database; use lower-case letters, digits and _, at most 63 characters")
+        script = CREATE.format(name=name)
+        psql = [str(_binaries() / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", self.conninfo]
+        done = subprocess.run(psql, input=script, capture_output=True, text=True, timeout=INIT_TIMEOUT_S, check=False)
+        if done.returncode:
+            raise NotStarted(f"PostgreSQL could not create the database {name}:\n{done.stderr[-4000:]}")
 
     def start(self) -> None:
         """Return when the server accepts connections. Raises MissingExtra, InvalidInput for an unusable directory, NotStarted."""
@@ -85,8 +117,7 @@ class EmbeddedPostgres:
             host=HOST, port=self.port, prepared=self.prepared_max, connections=CONNECTIONS_MAX, fsync="on" if self.fsync else "off"
         )
         (self.data_dir / "postgresql.auto.conf").write_text(settings)
-        log_file = self.data_dir.with_name(self.data_dir.name + ".log")
-        self._child = Child([*as_user, binaries / "postgres", "-D", self.data_dir], log_file=log_file, name="PostgreSQL")
+        self._child = Child([*as_user, binaries / "postgres", "-D", self.data_dir], log_file=self.log_file, name="PostgreSQL")
         ready = [*as_user, str(binaries / "pg_isready"), "-q", "-h", HOST, "-p", str(self.port)]
         until_s = time.monotonic() + ORPHANS_S
         while True:
