@@ -22,7 +22,7 @@ from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.threads.background import in_background
 from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa.decision_table import TABLE
-from bascule.xa.errors import ResourceFailed
+from bascule.xa.errors import OutOfOrder, ResourceFailed
 from bascule.xa.local_database import LocalDatabaseResource
 from bascule.xa.log import Decision, Outcome
 from bascule.xa.sqlalchemy_local import SqlAlchemyLocalResource
@@ -251,3 +251,18 @@ def test_table_of_an_engine_without_transactions_is_refused(server: MariaDb) -> 
     with pytest.raises(InvalidInput, match="survive a rollback"):
         LocalDatabaseResource("database", server.connect, placeholder="%s").check()
     execute(server, f"DROP TABLE {TABLE}")
+
+
+@pytest.mark.parametrize("commits", ["begin", "autocommit", "commit"])
+def test_no_method_of_the_driver_commits_the_branch_from_within(commits: str, server: MariaDb) -> None:
+    execute(server, f"DROP TABLE IF EXISTS payments, {TABLE}", "CREATE TABLE payments (item VARCHAR(64) UNIQUE, number INT)")
+    database, broker = LocalDatabaseResource("database", server.connect, placeholder="%s"), ModelResource("broker")
+    with TransactionManager("shop", ModelLog(), [broker, database]) as manager:
+        transaction = manager.begin()
+        transaction.enlist(broker).append("message")
+        with transaction.enlist(database).cursor() as cursor:
+            cursor.execute("INSERT INTO payments VALUES ('one', 0)")
+            with pytest.raises(OutOfOrder):
+                getattr(cursor.connection, commits)(*[True] * (commits == "autocommit"))
+        transaction.rollback()
+    assert (execute(server, "SELECT item FROM payments"), broker.durable.committed) == ([], [])

@@ -21,6 +21,8 @@ from bascule.xa.xid import Xid
 
 #: How long, in seconds, the end of a transaction waits for a call of the application in a branch that is rolled back.
 INTERRUPT_WITHIN_S: Final = 3.0
+#: Methods of driver connections that commit the transaction. PyMySQL and mysqlclient have the first two, MySQL Connector the third.
+COMMITTING: Final = frozenset({"begin", "autocommit", "start_transaction"})
 #: Marks the end of the rows.
 _END: Final = object()
 
@@ -30,6 +32,7 @@ class LocalCalls:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
+        self.handle: LocalConnection | None = None
         self._within = 0
         self._over = False
         self._afterwards: Callable[[], None] | None = None
@@ -91,6 +94,8 @@ class LocalCursor:
         object.__setattr__(self, "_calls", calls)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "connection" and self._calls.handle is not None:
+            return self._calls.handle  # the one of the driver could commit
         return _counted(getattr(self._raw, name), self._raw, self._calls)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -128,10 +133,12 @@ class LocalConnection:
     def __init__(self, raw: Any) -> None:
         self._raw: Any = raw
         self._calls = LocalCalls()
+        self._calls.handle = self
 
     def __getattr__(self, name: str) -> Any:
         with self._calls.call():
-            return _counted(getattr(self._raw, name), self._raw, self._calls)
+            found = getattr(self._raw, name)
+            return partial(_refuse, name) if name in COMMITTING and callable(found) else _counted(found, self._raw, self._calls)
 
     def commit(self) -> NoReturn:
         """Raise OutOfOrder."""
@@ -166,6 +173,10 @@ class LocalConnection:
     def afterwards(self, function: Callable[[], None]) -> None:
         """End the use of the connection, and call ``function`` when no thread is within a call: now, or in the last thread."""
         self._calls.afterwards(function)
+
+
+def _refuse(name: str, *_arguments: object, **_options: object) -> NoReturn:
+    raise OutOfOrder(f"cannot call {name} on this connection: it commits, and only the transaction manager commits the transaction")
 
 
 def _counted(found: Any, owner: Any, calls: LocalCalls) -> Any:

@@ -464,6 +464,15 @@ def lost(*_: Any) -> None:
     raise sqlite3.OperationalError("connection lost")
 
 
+def test_connection_of_a_cursor_is_the_handle_which_does_not_commit(shop: Shop) -> None:
+    with TransactionManager("shop", shop.log, [shop.broker, shop.database]) as manager, manager.begin() as transaction:
+        handle = transaction.enlist(shop.database)
+        for cursor in (handle.cursor(), handle.execute("SELECT 1")):
+            assert cursor.connection is handle
+            with pytest.raises(OutOfOrder):
+                cursor.connection.commit()
+
+
 def test_connection_lost_before_decision_is_written_rolls_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     transaction = shop.begin()
     monkeypatch.setattr(shop.database._table, "insert", lost)
