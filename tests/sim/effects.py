@@ -107,3 +107,18 @@ class ProcessEffects:
             self.process.world.note(event, text)
         else:
             self.process.world.say(f"{event}: {text}")
+
+
+class Clock:
+    """The clocks of a process, in virtual time."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def now_ms(self) -> int:
+        """See bascule.xa.effects.Clock."""
+        return int(self._process.wall_ms)
+
+    def monotonic_s(self) -> float:
+        """See bascule.xa.effects.Clock."""
+        return self._process.monotonic_ms / 1000

@@ -27,8 +27,9 @@ from bascule.xa.xid import branch as branch_of
 from tests.sim import requests
 from tests.sim.clients import Stage, Transacted, id_of
 from tests.sim.connections import Connection, ConnectionLost
-from tests.sim.effects import at_once
-from tests.sim.world import Process
+from tests.sim.effects import Clock, at_once
+from tests.sim.requests import NOTHING, RECEIVING, Handed, sessions_of
+from tests.sim.world import Promise
 from tests.sim.xa_resources import Database, FaultRates, Log
 from tests.support.history_branches import NEVER_MS, Branch, End, Listing, Said
 from tests.support.operations import Outcome, Place
@@ -139,21 +140,6 @@ class XaState:
             self.over(self.works[xid])
 
 
-class Clock:
-    """The clocks of a process, in virtual time."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-
-    def now_ms(self) -> int:
-        """See bascule.xa.effects.Clock."""
-        return int(self._process.wall_ms)
-
-    def monotonic_s(self) -> float:
-        """See bascule.xa.effects.Clock."""
-        return self._process.monotonic_ms / 1000
-
-
 class Manager(Transacted):
     """One process of a manager."""
 
@@ -256,37 +242,49 @@ class Manager(Transacted):
 
     async def _fill(self, connection: Connection, work: Work) -> None:
         """Receive and send in the transaction."""
-        pick, name = self.world.random, work.xid.gtrid
+        pick, sessions = self.world.random, sessions_of(work.xid.gtrid)
         if pick.random() < 0.7:
             await self._take(connection, work, pick.choice(SOURCES))
-        for to in pick.sample(TARGETS, pick.randint(0, 2)):
+        for place, to in enumerate(pick.sample(TARGETS, pick.randint(0, 2))):
             ids: list[str] = []
             for _ in range(pick.randint(1, 2)):
                 id, body, said = self.message(to, self.some_facts())
                 ids.append(id)
-                connection.up(self._send_in, connection, name, to, body, said)
+                connection.up(self._send_in, connection, sessions[place % len(sessions)], to, body, said)
             work.branch.sent[to] = tuple(ids)
         if connection.lost.done:
             raise ConnectionLost
 
     async def _take(self, connection: Connection, work: Work, source: Place) -> None:
         port = await connection.ask(self._attach, connection, source, "")
+        session = sessions_of(work.xid.gtrid)[-1 if work.xid.gtrid[-3:-2] in RECEIVING else 0]
         taken: list[tuple[BrokerMessage, int]] = []
         for _ in range(self.world.random.randint(1, 3)):
             found = await self._next(connection, port, MORE_MS if taken else FIRST_MS)
             if found is None:
                 break
             taken.append(found)
-            connection.up(self._acknowledge_in, connection, work.xid.gtrid, port, found[0])
+            connection.up(self._acknowledge_in, connection, session, port, found[0])
         ids = [id_of(message.body or b"") for message, _ in taken]
         work.branch.source, work.branch.taken = source, tuple(ids)
         work.redelivered = tuple(id for id, (_, count) in zip(ids, taken, strict=True) if count)
         work.stale = connection.broker.superseded
         connection.up(self._detach, connection, port)  # returns prefetched messages
 
-    def begin_at(self, connection: Connection, name: bytes) -> None:
-        """Begin the local transaction of a branch."""
-        connection.up(self._begin, connection, name)
+    def begin_at(self, connection: Connection, gtrid: bytes) -> None:
+        """Begin the local transactions of a branch."""
+        connection.up(self._begin_all, connection, sessions_of(gtrid))
+
+    def _begin_all(self, connection: Connection, names: Sequence[bytes]) -> None:
+        for name in names:
+            self._begin(connection, name)
+        if len(names) > 1:
+            self.world.note("join session", self.name)
+
+    def _end(self, connection: Connection, name: bytes, commit: bool, answer: Promise[None]) -> None:
+        for joined in sessions_of(name)[1:]:
+            connection.broker.engine.rollback(connection.transactions.pop(joined))
+        super()._end(connection, name, commit, answer)
 
     # -- recovery ------------------------------------------------------------------------------------------------------
 
@@ -449,18 +447,19 @@ class BrokerPart:
             raise AssertionError("recovery has no work of its own")
         self._on_connection = False
         one_phase = operation == "commit"
+        handed = requests.handed(xid.gtrid)
         if one_phase:
             work.branch.one_phase_ms = min(work.branch.one_phase_ms, self._world.now_ms)
             if self._world.chance(IMPATIENCE):
                 self._process.process.after(self._world.random.random() * PATIENCE_MS, connection.drop)
         try:
-            reply = await self._lost(connection, operation, xid, xid.gtrid, since)
+            reply = await self._lost(connection, operation, xid, handed, since)
         except AnswerLost:
             if self._world.chance(0.5):
                 await self._late(one_phase)
                 raise
             self._world.note("repeat request", self._process.name)
-            reply = await self._lost(await self._process.connected(), operation, xid, xid.gtrid, since)
+            reply = await self._lost(await self._process.connected(), operation, xid, handed, since)
         self._world.say(f"branch {xid.gtrid.decode()}: {operation} of its own: {requests.said(reply)}")
         if one_phase and self._world.chance(DEAFNESS):
             await self._late(one_phase)
@@ -484,10 +483,10 @@ class BrokerPart:
             await self._process.process.sleep(self._world.random.random() * LATE_MAX_MS)
 
     async def _lost(
-        self, connection: Connection, operation: str, xid: Xid | None, name: bytes | None = None, since: int | None = None
+        self, connection: Connection, operation: str, xid: Xid | None, handed: Handed = NOTHING, since: int | None = None
     ) -> Reply:
         try:
-            reply = await requests.ask(connection, operation, xid, name, since)
+            reply = await requests.ask(connection, operation, xid, handed, since)
         except ConnectionLost as error:
             raise AnswerLost("connection lost") from error
         self._process.position = max(self._process.position or 0, reply.position or 0)

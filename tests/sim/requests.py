@@ -6,10 +6,10 @@ A manager makes them by the protocol of ``bascule.xa.broker_protocol``; this mod
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from bascule.broker import branches
-from bascule.broker.branch_requests import FORGOTTEN, NO_XID, Answer, BranchRequest, carry_out, failure
+from bascule.broker.branch_requests import FORGOTTEN, NO_XID, Answer, BranchRequest, carry_out, failure, plan
 from bascule.core.errors import BasculeError
 from bascule.core.xa_codes import XA_OK, XA_RDONLY, Code
 from bascule.core.xid import Xid
@@ -30,9 +30,35 @@ _SAID: Final[dict[int, Said]] = {
 _ENDED: Final[dict[str, Said]] = {"committed": "committed", "rolled-back": "rolled-back", FORGOTTEN: "unknown"}
 
 
-async def ask(connection: Connection, operation: str, xid: Xid | None, name: bytes | None = None, since: int | None = None) -> Reply:
-    """Make a request; ``name`` is the connection's transaction that the request is about. Raises ConnectionLost."""
-    answer, position = await connection.ask(_carry_out, connection, operation, xid or NO_XID, name, since)
+#: Branches with two sessions, and those whose second session receives or closes early, by digits of the global id.
+JOINED, RECEIVING, CLOSED = b"012345", b"01234567", b"0"
+
+
+class Handed(NamedTuple):
+    """The transactions of a connection that a request is about. ``closes``: the session of the last one closes before the request."""
+
+    name: bytes | None = None
+    joined: tuple[bytes, ...] = ()
+    closes: bool = False
+
+
+NOTHING: Final = Handed()
+
+
+def sessions_of(gtrid: bytes) -> tuple[bytes, ...]:
+    """Return the local transactions of a branch, one of each session. Random digits of the global id say how many there are."""
+    return (gtrid, gtrid + b"/2") if gtrid[-2:-1] in JOINED else (gtrid,)
+
+
+def handed(gtrid: bytes) -> Handed:
+    """Return what a prepare or a one-phase commit of a branch hands over."""
+    sessions = sessions_of(gtrid)
+    return Handed(gtrid, sessions[1:], closes=len(sessions) > 1 and gtrid[-4:-3] in CLOSED)
+
+
+async def ask(connection: Connection, operation: str, xid: Xid | None, handed: Handed = NOTHING, since: int | None = None) -> Reply:
+    """Make a request. Raises ConnectionLost."""
+    answer, position = await connection.ask(_carry_out, connection, operation, xid or NO_XID, handed, since)
     return Reply(answer.code, answer.status, answer.description, answer.outcome or "", answer.text or "", position)
 
 
@@ -53,15 +79,20 @@ def said(reply: Reply) -> Said:
 
 
 def _carry_out(
-    connection: Connection, operation: str, xid: Xid, name: bytes | None, since: int | None, answered: Promise[tuple[Answer, int]]
+    connection: Connection, operation: str, xid: Xid, handed: Handed, since: int | None, answered: Promise[tuple[Answer, int]]
 ) -> None:
-    request = BranchRequest(operation, xid, connection.name, connection.transactions, name, since)
-    engine = connection.broker.engine
+    engine, violations = connection.broker.engine, connection.world.violations
+    request = BranchRequest(operation, xid, connection.name, connection.transactions, handed.name, since, joined=handed.joined)
+    if handed.closes and handed.joined[-1] in connection.transactions:
+        connection.world.note("close session", connection.name)
+        engine.rollback(connection.transactions.pop(handed.joined[-1]))
+    if handed.joined and not plan(engine, request, violations=violations):
+        raise AssertionError("a branch of a few messages is planned at once")
 
     def say(answer: Answer) -> None:
         connection.down(answered.keep, (answer, engine.journaling.confirmed_sequence))
 
-    carry_out(engine, request, say, violations=connection.world.violations)
+    carry_out(engine, request, say, violations=violations)
 
 
 def _force(connection: Connection, xid: Xid, ending: Ending, answer: Promise[Answer]) -> None:

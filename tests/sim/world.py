@@ -88,6 +88,8 @@ TROUBLE: Final[Mapping[str, str]] = {
     "end by hand": "the operator of a database ends a prepared branch",
     "hold up manager": "what it says arrives late, perhaps when its connection is gone",
     "repeat request": "a client asks again on another connection",
+    "join session": "a second session of a connection works in a branch",
+    "close session": "one that has joined a branch closes before the branch is prepared or committed",
     "recover branch": "one that another process has prepared, or that could not be told",
     "force branch": "an administrator ends it",
     # of branches in Kafka

@@ -180,6 +180,16 @@ PLANTED: Final = (
         "a prepared JMS transaction still belongs to its connection, and is rolled back when the connection ends",
         ("duplicated", "ingress-dup", "unexpected"),
     ),
+    Planted(
+        RequestViolation.LOST_JOIN_IS_EMPTY,
+        "a branch is committed without the work of a session that has joined it and closed",
+        ("lost",),
+    ),
+    Planted(
+        RequestViolation.JOINED_STAYS,
+        "the work of a session that has joined a branch stays with its connection when the branch is prepared or committed",
+        ("lost",),
+    ),
     Planted(BranchViolation.VOTE_UNSTORED, "a broker answers a prepare before the branch is stored", ("lost",)),
     Planted(BranchViolation.SENDS_AT_PREPARE, "a broker routes the sends of a branch when it is prepared", ("unexpected", "duplicated")),
     Planted(BranchViolation.ENDED_TWICE, "a broker applies a branch twice", ("duplicated", "unexpected")),

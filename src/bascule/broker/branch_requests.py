@@ -39,6 +39,10 @@ class RequestViolation(enum.StrEnum):
     TRANSACTION_STAYS = "request-transaction-stays"
     #: The list of branches is answered from memory.
     LIST_UNSTORED = "request-list-unstored"
+    #: A joined transaction that does not exist counts as one without work.
+    LOST_JOIN_IS_EMPTY = "request-lost-join-is-empty"
+    #: A joined transaction does not become part of the branch.
+    JOINED_STAYS = "request-joined-stays"
 
 
 class Answer(NamedTuple):
@@ -94,7 +98,7 @@ class BranchRequest:
         return self.transactions.pop(self.name, None)
 
 
-def plan(engine: Engine, request: BranchRequest) -> bool:
+def plan(engine: Engine, request: BranchRequest, *, violations: Collection[enum.StrEnum] = frozenset()) -> bool:
     """Plan the decisions of a request in short turns, if it is a prepare or a commit.
 
     Return True once ``carry_out`` may be called in this turn.
@@ -112,24 +116,24 @@ def plan(engine: Engine, request: BranchRequest) -> bool:
     if transaction is None:
         _end_joined(engine, request)
         return True
-    _join(engine, request, transaction)
+    _join(engine, request, transaction, violations)
     return engine.plan_prepare(transaction) if request.operation == "prepare" else engine.plan_commit(transaction)
 
 
-def _join(engine: Engine, request: BranchRequest, transaction: LocalTransaction) -> None:
+def _join(engine: Engine, request: BranchRequest, transaction: LocalTransaction, violations: Collection[enum.StrEnum]) -> None:
     """Give a transaction the work of the transactions that the request joins to it. If one of them is lost, it can only be rolled back."""
     names, request.joined = request.joined, ()
-    for name in names:
+    for name in () if RequestViolation.JOINED_STAYS in violations else names:
         other = None if name == request.name else request.transactions.pop(name, None)
         if other is not None:
             engine.local_transactions.join(transaction, other)
-        elif transaction.doomed is None:
+        elif transaction.doomed is None and RequestViolation.LOST_JOIN_IS_EMPTY not in violations:
             error = UnknownTransaction(f"there is no joined transaction {name.hex()} on this connection")
             engine.local_transactions.doom(transaction, error)
 
 
 def _end_joined(engine: Engine, request: BranchRequest) -> None:
-    """Roll back the transactions that a request joins to one that does not exist: all of them end with the same outcome."""
+    """Roll back the transactions that a request joins to one that does not exist, or that is rolled back: all end with its outcome."""
     names, request.joined = request.joined, ()
     others = [other for name in names if (other := request.transactions.pop(name, None)) is not None]
     engine.rollback_all(others)
@@ -211,8 +215,8 @@ def _no_transaction(request: BranchRequest) -> UnknownTransaction:
 def _rollback(engine: Engine, request: BranchRequest, say: Say, _: Collection[enum.StrEnum]) -> None:
     if request.name is not None:
         known = request.name in request.transactions
-        names, request.joined = dict.fromkeys((request.name, *request.joined)), ()
-        engine.rollback_all([each for name in names if (each := request.transactions.pop(name, None)) is not None])
+        request.joined += (request.name,)
+        _end_joined(engine, request)
         if not known:
             raise _no_transaction(request)
         say(done())

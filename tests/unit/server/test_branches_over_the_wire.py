@@ -188,7 +188,7 @@ WRONG = [
     ({"type": "bascule.xa", "operation": "commit", **XID, "gtrid": "6"}, "gtrid '6' must be bytes as hexadecimal digits"),
     ({"type": "bascule.xa", "operation": "commit", **XID, "bqual": 62}, "bqual 62 must be bytes as hexadecimal digits"),
     ({"type": "bascule.xa", "operation": "commit", **XID, "gtrid": "67" * 65}, "64"),
-    ({"type": "bascule.xa", "operation": "prepare", **XID, "txnId": "zz"}, "txnId 'zz' must be transaction ids as hexadecimal digits, separated by commas"),
+    ({"type": "bascule.xa", "operation": "prepare", **XID, "txnId": "zz"}, "txnId 'zz' must be transaction ids as hexadecimal"),
 ]
 
 

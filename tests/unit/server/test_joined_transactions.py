@@ -151,7 +151,11 @@ async def test_suspended_transaction_stays_with_its_connection_until_a_request_e
     assert (client.waiting(), list(engine.transactions)) == (0, [client.first, client.second])
     assert isinstance(client.discharge(), Rejected)  # the session has left it
     assert client.request(operation) == XA_OK
-    assert (client.waiting(), list(engine.transactions), len(engine.branches.prepared)) == (waiting, [client.second], operation == "prepare")
+    assert (client.waiting(), list(engine.transactions), len(engine.branches.prepared)) == (
+        waiting,
+        [client.second],
+        operation == "prepare",
+    )
     assert client.request("prepare") == (XA_OK if operation == "prepare" else XA_RBCOMMFAIL)
 
 

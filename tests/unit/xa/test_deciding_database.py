@@ -447,6 +447,7 @@ def test_manager_alone_controls_commit_and_rollback_of_deciding_database(shop: S
             transaction.enlist(shop.broker).append("message")
             handle = transaction.enlist(shop.database)
             handle.execute("INSERT INTO payments VALUES ('row')")
+            assert handle.cursor().connection is handle
             for refused in (handle.commit, handle.rollback, handle.close):
                 with pytest.raises(OutOfOrder):
                     refused()
@@ -462,15 +463,6 @@ def decision(outcome: Outcome = Outcome.COMMIT) -> Decision:
 
 def lost(*_: Any) -> None:
     raise sqlite3.OperationalError("connection lost")
-
-
-def test_connection_of_a_cursor_is_the_handle_which_does_not_commit(shop: Shop) -> None:
-    with TransactionManager("shop", shop.log, [shop.broker, shop.database]) as manager, manager.begin() as transaction:
-        handle = transaction.enlist(shop.database)
-        for cursor in (handle.cursor(), handle.execute("SELECT 1")):
-            assert cursor.connection is handle
-            with pytest.raises(OutOfOrder):
-                cursor.connection.commit()
 
 
 def test_connection_lost_before_decision_is_written_rolls_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
