@@ -179,6 +179,7 @@ LIMITS: Final = {
             "broker.addresses", "SELECTOR_STEPS_MAX", "steps of the selectors of all subscriptions of an address",
             f"{REFUSES_LINK}{RESOURCE}",
         ),
+        Limit("broker.ready", "SELECTORS_MAX", "different selectors of the consumers of a queue", f"{REFUSES_LINK}{RESOURCE}"),
         Limit(
             "broker.addresses", "PATTERN_STEPS_MAX", "steps to compare an address with all subscriptions with wildcards",
             f"{REFUSES_LINK}{RESOURCE}",

@@ -38,6 +38,8 @@ MESSAGES_PER_STEP: Final = 4
 LAST_STEPS = 3_000
 #: The walk completes copies until at most this many queues have changed since, because the last piece looks at each of them.
 LAST_QUEUES: Final = 1_000
+#: The same for the duplicate windows that have changed. One of them has up to 24 KiB to copy.
+LAST_WINDOWS: Final = 300
 #: The walk also ends after this many rounds. Each round after the first copies only the messages that arrived during the round before.
 ROUNDS_MAX: Final = 5
 
@@ -141,7 +143,7 @@ class Collector:
 
     def walk(self) -> Work:
         """Copy nearly all of the state. Yields the steps of each piece."""
-        for steps in chain(self._walk_queues(), self._walk_windows(), self._complete_queues()):
+        for steps in chain(self._walk_queues(), self._walk_windows(), self._complete_queues(), self._walk_windows()):
             yield steps
             if self.stopped:
                 return
@@ -186,10 +188,22 @@ class Collector:
         self._changed.pop(queue, None)
 
     def _walk_windows(self) -> Work:
-        for looked, window in enumerate(list(self._engine.windows.by_address.values())):
-            if not looked % PIECE_LOOKS:
-                yield PIECE_LOOKS * LOOK_STEPS
-            self._remembered(window)
+        """Copy the windows, again if they have changed meanwhile, until few are left for the last piece."""
+        for _ in range(ROUNDS_MAX):
+            copied = steps = 0
+            for window in list(self._engine.windows.by_address.values()):
+                if steps >= PIECE_LOOKS * LOOK_STEPS:
+                    yield steps
+                    steps = 0
+                known = self._windows.get(window)
+                if known is None or known[0] != window.added:
+                    self._remembered(window)
+                    copied += 1
+                    steps += LOOK_STEPS
+                steps += 1
+            yield steps
+            if copied <= LAST_WINDOWS:
+                return
 
     def _collected(self, queue: BrokerQueue) -> CollectedQueue:
         collected = self._queues.get(queue)
@@ -236,7 +250,12 @@ class Collector:
         for queue, mids in journaling.unconfirmed_acks():
             if queue in queues:
                 queues[queue].unconfirmed += mids
-        windows = {address: window for address, window in engine.windows.by_address.items() if window.digests}
+        windows, unsettled = {}, []
+        for address, window in engine.windows.by_address.items():
+            if window.digests:
+                windows[address] = self._remembered(window)
+                if window.sequence > sequence:
+                    unsettled.append(address)
         next_offset = self._offsets.offset_of(sequence) + 1 if sequence else 0
         base = Snapshot(
             journaling.epoch, sequence, next_offset, engine.next_queue_id, self._offsets.copy(), [],
@@ -245,8 +264,8 @@ class Collector:
         return CollectedState(
             base,
             list(queues.values()),
-            {address: self._remembered(window) for address, window in windows.items()},
-            [address for address, window in windows.items() if window.sequence > sequence],
+            windows,
+            unsettled,
             set(journaling.unconfirmed_digests()),
             engine.branches.entries(engine.clock()),
         )

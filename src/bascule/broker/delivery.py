@@ -127,10 +127,9 @@ class Deliveries:
         consumer = QueueConsumer(queue, port)
         if selector is not None:
             self.memory.check_selector(selector.text)
+            consumer.view = queue.ready.view(selector.text, partial(self.matches, selector))
             self.memory.selector_chars += len(selector.text)
             consumer.selector_text = selector.text
-            matches = partial(self.matches, selector)
-            consumer.view = queue.ready.view(selector.text, matches)
         queue.consumers[consumer] = queue.takers[consumer] = None
         if queue.unused_since_ms:
             self._hooks.begin_use(queue)
@@ -173,9 +172,9 @@ class Deliveries:
     def acknowledge(self, consumer: QueueConsumer, message: BrokerMessage) -> None:
         """Remove a message that its consumer has acknowledged, and journal the acknowledgement. A repetition does nothing."""
         unacked, queue = consumer.unacked, consumer.queue
-        if message.position not in unacked:
+        if message.position not in unacked or queue.deleted:
             return
-        if queue.durable and message.mid >= 0 and not queue.deleted:  # as journal_gone and settled do; each call costs more
+        if queue.durable and message.mid >= 0:  # as journal_gone and settled do; each call costs more
             self.journaling.add_ack(queue, message.mid)
         del unacked[message.position]
         self.memory.unsettled -= 1
@@ -185,11 +184,11 @@ class Deliveries:
         self.forget(queue, message)
 
     def settled(self, consumer: QueueConsumer, message: BrokerMessage) -> bool:
-        """End the hold of a consumer on a message; the consumer may get another one. Return False if there was no hold."""
-        if consumer.unacked.pop(message.position, None) is None:
+        """End the hold of a consumer on a message. Return False if there was none: consumers of a deleted queue hold nothing."""
+        queue = consumer.queue
+        if queue.deleted or consumer.unacked.pop(message.position, None) is None:
             return False
         self.memory.unsettled -= 1
-        queue = consumer.queue
         if queue.settings.prefetch_max:
             queue.takers[consumer] = self.dirty[queue] = None
         return True
@@ -416,7 +415,7 @@ class Deliveries:
         searching: dict[QueueConsumer, None] = {}  # consumers whose search has not ended; consumers that need no search come first
         search, expired_bytes = self._search, 0
         search.left = max(1, turns.left // 2)
-        while takers or searching:
+        while (queue.fed and queue.feed_some(turns)) or takers or searching:
             if turns.left <= 0:
                 takers.update(searching)
                 return False

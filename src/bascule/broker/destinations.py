@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from bascule.broker.addresses import TEMPORARY_PREFIX, AddressBook
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
 from bascule.broker.errors import QueueDeleted, ResourceLimit, UnknownAddress
 from bascule.broker.held import Held
-from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.broker.subscription_use import SubscriptionUse
@@ -129,7 +128,11 @@ class Destinations:
             self.look_for_use(queue)
 
     def recreate(self, address: str) -> None:
-        """Create the queue of a message that was accepted earlier, without checking limits."""
+        """Create the queue of a message that was accepted earlier, even beyond ``broker.max_queues``: the message has its answer.
+
+        The queue counts for this limit, so no other queue can be created. It counts for no user: it was deleted since, and the journal does
+        not name the user who had created it.
+        """
         queue = BrokerQueue(self.next_queue_id, address, address, Routing.ANYCAST, self.policy.of(address), durable=True)
         queue.auto_created = True
         self._create(queue)
@@ -172,24 +175,26 @@ class Destinations:
         queue.deleted = True
         self.addresses.remove(queue)
         self.on_change(DELETED, queue)
-        consumers, queue.consumers = queue.consumers, {}
-        unacked = [consumer.unacked for consumer in consumers]
-        memory = self._deliveries.memory
-        for consumer in consumers:
-            memory.unsettled -= len(consumer.unacked)
-            memory.selector_chars -= len(consumer.selector_text)
-            consumer.unacked = {}
+        consumers, queue.consumers = queue.consumers, {}  # from now on they hold nothing: see Deliveries.settled
         self._deliveries.turns.begin(self._ended(queue, consumers))
-        self._deliveries.turns.begin(self._released(queue, unacked))
+        self._deliveries.turns.begin(self._released(queue))
         self._deliveries.go_on(queue)
 
-    def _ended(self, queue: BrokerQueue, consumers: Iterable[QueueConsumer]) -> Work:
-        """Tell the consumers of a deleted queue that the queue is gone. Yields steps."""
-        for consumer in consumers:
+    def _ended(self, queue: BrokerQueue, consumers: dict[QueueConsumer, None]) -> Work:
+        """Release what the consumers of a deleted queue have not settled, and tell them that the queue is gone. Yields steps."""
+        memory = self._deliveries.memory
+        while consumers:
+            consumer = consumers.popitem()[0]
+            held, consumer.unacked = consumer.unacked, {}
+            memory.unsettled -= len(held)
+            memory.selector_chars -= len(consumer.selector_text)
             self.journaling.errors.run(ErrorKind.LINK, consumer.port.ended, QueueDeleted(f"queue {queue.name!r} has been deleted"))
             yield END_STEPS
+            while held:
+                self._deliveries.release(held.popitem()[1])
+                yield RELEASE_STEPS
 
-    def _released(self, queue: BrokerQueue, unacked: list[dict[int, BrokerMessage]]) -> Work:
+    def _released(self, queue: BrokerQueue) -> Work:
         """Release the messages of a deleted queue. Yields steps. One journal entry covers the whole queue."""
         journaled, queue.held = queue.held, Held()  # no snapshot reads the messages any more
         for count in journaled.emptied():
@@ -202,10 +207,6 @@ class Destinations:
             for message in messages:
                 self._deliveries.release(message)
             yield len(messages) * RELEASE_STEPS
-        for held in unacked:
-            while held:
-                self._deliveries.release(held.popitem()[1])
-                yield RELEASE_STEPS
 
     def create_temporary(self, name: str, routing: Routing, user: str = "") -> None:
         """Create a temporary destination, which lives as long as its link. Raises ResourceLimit."""

@@ -238,11 +238,14 @@ def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:
         engine.addresses.forget_routes()
     journaling, addresses, branches = engine.journaling, engine.addresses, engine.branches
     indexed = delayed = digests = 0
-    queues = iter(list(addresses.queues.values()))
-    while piece := list(islice(queues, MEASURED_AT_ONCE)):
-        indexed += sum([queue.indexed_entries for queue in piece])
-        delayed += sum([len(queue.delayed) for queue in piece])
-        yield len(piece)
+    steps = 0
+    for queue in list(addresses.queues.values()):
+        indexed += queue.indexed_entries
+        delayed += len(queue.delayed)
+        steps += 1 + queue.ready.take_steps
+        if steps >= MEASURED_AT_ONCE:
+            yield steps
+            steps = 0
     windows = iter(list(engine.windows.by_address.values()))
     while found := list(islice(windows, MEASURED_AT_ONCE)):
         digests += sum([len(window.digests) for window in found])

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 LOOK_STEPS: Final = 50
 CHANGE_STEPS: Final = 100
 CREATE_STEPS: Final = 200
+#: Steps to wake one consumer.
+WAKE_STEPS: Final = 2
 
 
 def check_policy(engine: Engine, policy: Policy) -> None:
@@ -62,22 +64,22 @@ def _created(engine: Engine, policy: Policy, refused: Callable[[str, ResourceLim
 def _followed(engine: Engine) -> Work:
     """Let queues and duplicate windows follow the policy of the engine, which may change again meanwhile. Yields steps."""
     for queue in list(engine.addresses.queues.values()):
-        yield _follow(engine, queue)
+        yield from _follow(engine, queue)
     for address, window in list(engine.windows.by_address.items()):
         window.count_max, window.period_ms = engine.destinations.window_limits(address)
         yield LOOK_STEPS
     engine.addresses.use_policy(engine.policy)  # routes that were worked out meanwhile
 
 
-def _follow(engine: Engine, queue: BrokerQueue) -> int:
-    """Let a queue follow the policy of the engine. Return the steps."""
+def _follow(engine: Engine, queue: BrokerQueue) -> Work:
+    """Let a queue follow the policy of the engine. Yields steps."""
     settings, before = engine.policy.of(queue.address), queue.settings
     if queue.deleted or settings == before:
-        return LOOK_STEPS
+        yield LOOK_STEPS
+        return
     queue.settings = settings
     if (settings.when_full == DROP) is not (queue.volatile is not None):
         queue.volatile = Line() if settings.when_full == DROP else None
-    engine.wake(queue)  # the limits of its consumers
     if queue.blocked and (settings.when_full != BLOCK or not queue.full()):
         engine.deliveries.go_on(queue)
     if settings.auto_delete_ms != before.auto_delete_ms:
@@ -85,4 +87,9 @@ def _follow(engine: Engine, queue: BrokerQueue) -> int:
     if settings.subscription_expiry_ms != before.subscription_expiry_ms:
         queue.expiry_watched = False
     engine.look_for_use(queue)
-    return CHANGE_STEPS
+    yield CHANGE_STEPS
+    consumers = list(queue.consumers)
+    for consumer in consumers:  # their limits may have changed
+        if consumer in queue.consumers:
+            engine.wake(queue, consumer)
+        yield WAKE_STEPS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from bascule.broker.delayed import Delayed
 from bascule.broker.groups import Groups
@@ -28,6 +28,9 @@ from bascule.journal.records import INDEX_MAX, mid_of
 RESERVE_AHEAD = 1024
 #: Sequences that a short queue reserves ahead, so that new messages are delivered without waiting for a reservation.
 RESERVE_SEQUENCES = 256
+#: Starved consumers that become takers at once, and in one step.
+FED_AT_ONCE: Final = 500
+FED_PER_STEP: Final = 2
 
 
 class QueueConsumer:
@@ -53,7 +56,7 @@ class BrokerQueue:
 
     __slots__ = (
         "_selector", "address", "asking", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted",
-        "dropping", "durable", "expiry_watched", "groups", "held", "held_bytes", "held_messages", "id", "idle_since_ms", "incoming",
+        "dropping", "durable", "expiry_watched", "fed", "groups", "held", "held_bytes", "held_messages", "id", "idle_since_ms", "incoming",
         "incoming_bytes", "name", "no_local_container", "owner", "ready", "recovered_mid", "reserved_mid", "reserving_mid",
         "returning", "routing", "selector_text", "settings", "shared", "starved", "subscription", "sweep_at_ms", "sweeping",
         "takers", "timer_for", "unused_since_ms", "user", "volatile",
@@ -82,6 +85,7 @@ class BrokerQueue:
         # Both are no dicts: a dict takes ever longer to find its first entry if that is removed each time.
         self.takers: OrderedDict[QueueConsumer, None] = OrderedDict()  # consumers that may be able to take a message, in rotation
         self.starved: OrderedDict[QueueConsumer, None] = OrderedDict()  # consumers with credit for which the queue had no more messages
+        self.fed = 0  # number of the first of ``starved`` that are to be takers again: see feed_some
         self.asking: dict[QueueConsumer, None] = {}  # consumers to be told when the queue has delivered all that it can
         self.returning = 0  # running returns of messages; the queue delivers nothing meanwhile, to keep the order
         self.blocked: dict[object, Callable[[], object]] = {}  # callers that wait for room in the full queue, and their callbacks
@@ -340,12 +344,21 @@ class BrokerQueue:
         """Make starved consumers takers again, because a message has arrived that may be for one of them."""
         starved = self.starved
         if self.ready.views or self.groups is not None:
-            self.takers.update(starved)
-            starved.clear()
+            self.fed = len(starved)
         else:
             consumer = next(iter(starved))
             del starved[consumer]
             self.takers[consumer] = None
+
+    def feed_some(self, allowance: Allowance) -> bool:
+        """Make some of the starved consumers takers that ``feed`` has chosen, the longest starved first. Return True if there are any."""
+        starved, takers = self.starved, self.takers
+        count = min(self.fed, len(starved), FED_AT_ONCE)
+        for _ in range(count):
+            takers[starved.popitem(last=False)[0]] = None
+        self.fed = min(self.fed - count, len(starved))
+        allowance.left -= count // FED_PER_STEP
+        return count > 0
 
     def untouched(self) -> Iterator[BrokerMessage]:
         """Yield every message that neither a consumer nor a transaction holds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from bascule.broker.errors import ResourceLimit
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage
 from bascule.broker.order import Line, Lines
 from bascule.broker.turns import Allowance
@@ -13,6 +14,8 @@ from bascule.broker.turns import Allowance
 _LOOK_AHEAD: Final = 64
 #: Views that can be updated in one step when a message is added or removed.
 _VIEWS_PER_STEP: Final = 5
+#: Different selectors of the consumers of one queue: a message that enters or leaves the queue visits each of them in one turn.
+SELECTORS_MAX: Final = 10_000
 #: Returns True if a selector matches a message, and subtracts the cost from an allowance.
 Matches = Callable[[BrokerMessage, Allowance], bool]
 
@@ -48,9 +51,11 @@ class Ready(Lines):
         return True
 
     def view(self, text: str, matches: Matches) -> SelectorView:
-        """Return the view of a selector, and count its new user."""
+        """Return the view of a selector, and count its new user. Raises ResourceLimit."""
         view = self.views.get(text)
         if view is None:
+            if len(self.views) >= SELECTORS_MAX:
+                raise ResourceLimit(f"the consumers of the queue have {SELECTORS_MAX} different selectors, and may not have more")
             view = self.views[text] = SelectorView(self, matches)
             self.take_steps = len(self.views) // _VIEWS_PER_STEP
         view.users += 1

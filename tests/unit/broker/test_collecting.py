@@ -104,6 +104,23 @@ def test_last_piece_does_not_look_at_queues_that_have_not_changed(bench: Bench) 
     assert calls_of(collector.finish) < 200
 
 
+def test_last_piece_copies_only_windows_that_changed_shortly_before(bench: Bench) -> None:
+    windows = [bench.engine.windows.window(f"w{number}") for number in range(1_000)]
+    for window in windows:
+        window.add(b"0" * 16, bench.now_ms)
+    collector, changed = Collector(bench.engine, bench.broker.offsets), False
+    for _ in collector.walk():
+        if not changed and len(collector._windows) == len(windows):
+            changed = True
+            for window in windows:
+                window.add(b"1" * 16, bench.now_ms)
+    assert changed
+    windows[7].add(b"2" * 16, bench.now_ms)
+    assert calls_of(lambda: [collector._remembered(window) for window in windows]) < 3 * len(windows)
+    remembered = collector.finish().snapshot().windows
+    assert [len([*remembered[f"w{number}"].ids()]) for number in (6, 7)] == [2, 3]
+
+
 def test_snapshot_contains_changes_after_the_copies_were_complete(bench: Bench) -> None:
     collector = walked(bench, 4)
     consumer = bench.broker.attach(bench.queue("q0"), 1)
