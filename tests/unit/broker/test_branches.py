@@ -10,7 +10,7 @@ from bascule.broker import branches
 from bascule.broker import snapshot as snapshots
 from bascule.broker.branch_requests import NO_XID, Answer, BranchRequest, carry_out, drop, plan
 from bascule.broker.errors import BranchForced, JournalUnavailable, ResourceLimit, UnknownBranch
-from bascule.broker.policy import Policy
+from bascule.broker.policy import AddressPolicy, Policy
 from bascule.core.errors import TransactionRolledBack
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
@@ -356,3 +356,27 @@ def test_transaction_with_joined_work_is_rolled_back_if_its_request_is_dropped_w
     bench.broker.settle()
     assert [type(each) for each in answers] == [TransactionRolledBack]
     assert (held, bench.queue().held_messages, engine.memory.transactions_bytes, engine.memory.plans_bytes) == ({}, 0, 0, 0)
+
+
+def test_queue_that_a_commit_recreates_beyond_the_limit_counts_and_no_other_can_be_created() -> None:
+    bench = Bench(Policy(AddressPolicy(auto_delete=False), queues_max=2))
+    transaction = bench.engine.begin(b"1")
+    bench.put("paid", to="out", transaction=transaction)
+    branches.prepare(bench.engine, transaction, XID, "client", lambda _: None)
+    bench.broker.settle()
+    bench.engine.delete_queue(bench.queue("out"))
+    for name in ("a", "b"):
+        bench.engine.destinations.queue(name, "somebody")
+    bench.broker.settle()
+    branches.end(bench.engine, XID, Ending.COMMITTED, lambda: None)  # the branch was accepted, so its queue is created
+    bench.broker.settle()
+    assert set(bench.engine.addresses.anycast) == {"a", "b", "out"}
+    assert bench.waiting(bench.queue("out")) == ["paid"]
+    bench.engine.delete_queue(bench.queue("a"))
+    for _ in range(2):  # also after a restart, which knows the queues from the journal
+        with pytest.raises(ResourceLimit, match=r"the limit of 2 queues and subscriptions is reached \(broker.max_queues\)"):
+            bench.queue("another")
+        bench.broker.settle()
+        bench.broker.start()
+    bench.engine.delete_queue(bench.queue("b"))
+    bench.queue("another")
