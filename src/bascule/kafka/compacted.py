@@ -192,11 +192,11 @@ class TableReader:
         found = _Barriers(appender, self._at[0].topic, self._barrier_key).write(partitions, timeout_s)
         for partition, offset in found.items():
             if offset is not None and offset < reached.get(partition, 0):
-                self._forget()
+                self.forget()
                 raise Unavailable(f"{self._at[0].topic}-{partition} ends before what was read: it was recreated, or has lost records")
         return found
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Let the next read start from the beginning. The log that was read is gone, and a barrier in the new one would prove nothing."""
         with self._lock:
             self.failed = True

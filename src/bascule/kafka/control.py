@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import closing
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bascule.broker.coverage import CoverageMark
@@ -12,6 +13,7 @@ from bascule.broker.divert_access import DivertAccess
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
+from bascule.kafka.admin import Topics
 from bascule.kafka.appender import await_stored
 from bascule.kafka.compacted import Stored, TableReader
 from bascule.kafka.shared import SharedClients
@@ -37,7 +39,7 @@ from bascule.writer.control import (
     encoded,
 )
 from bascule.writer.control_table import ControlRecord, covered_pipeline, named_pipeline, wishes_of
-from bascule.writer.position import DIVERT
+from bascule.writer.position import DEFINED, DIVERT, POSITION_PARTITIONS, Position
 from bascule.writer.redrive import JOB_KEY, RedriveJob
 
 log = get_log(__name__)
@@ -155,6 +157,15 @@ class ControlTopics:
         """Return the names of the pipelines that have a report, also one that cannot be read. Raises Unavailable."""
         return self._table(self._topics.reports, timeout_s).keys() - {DRIVER_KEY}
 
+    def begun(self, pipeline: str, timeout_s: float) -> str:
+        """Return the id of the definition to which stored positions of a pipeline belong, "" if there are none. Raises Unavailable."""
+        topic = self._topics.positions
+        if topic not in Topics(self._kafka).partitions():
+            return ""
+        with closing(TableReader(self._kafka, topic, range(POSITION_PARTITIONS), shared=self._shared)) as reader:
+            stored = reader.read_behind_barrier(timeout_s).get(f"{DEFINED}{pipeline}".encode())
+        return "" if stored is None else Position.decode(stored.value).owner
+
     def want(self, pipeline: str, wish: Wish | RestartWish | OffsetsWish) -> None:
         """Store a wish, and return when Kafka has stored it. Raises Unavailable."""
         self._store(f"{_KEYS[type(wish)]}{pipeline}", encoded(wish))
@@ -243,7 +254,10 @@ class ControlTopics:
             reader = self._readers[topic]
         try:
             found = reader.read_behind_barrier(timeout_s) if decides else reader.read(timeout_s)
-            if not decides and reader.retreated:  # raises an error if the topic was recreated: what was read is gone
+            if not decides and reader.retreated and topic == self._topics.reports:
+                reader.forget()  # without a barrier: a broker may only read the reports, and nothing is decided by them
+                found = reader.read(timeout_s)
+            elif not decides and reader.retreated:  # raises an error if the topic was recreated: what was read is gone
                 found = reader.read_behind_barrier(timeout_s)
             reader.rest()
         except BaseException:

@@ -47,6 +47,8 @@ DEFINITION_BYTES_MAX: Final = 16 << 10
 REVISION: Final = "revision"
 #: How long a request waits until the active broker says that its journal covers a divert, in seconds, and between two looks.
 COVERED_WITHIN_S: Final = 15.0
+#: How long a request waits for the stored positions, in seconds.
+BEGUN_S: Final = 10.0
 LOOK_S: Final = 0.25
 
 
@@ -164,8 +166,9 @@ class DefinitionPages:
         replaced = request.query_params.get(REVISION)
         if replaced is not None and not unreadable and replaced != str(0 if before is None else before.revision):
             raise DefinitionConflict(f"{self._kind} {name!r} no longer has the revision {replaced!r:.20}; read the definition again")
+        id = before.id if before is not None else await self._id_of_new(known, pipeline)
         after = PipelineDefinition(
-            uuid.uuid4().hex if before is None else before.id, 1 if before is None else before.revision + 1, dict(given),
+            id, 1 if before is None else before.revision + 1, dict(given),
             principal.name, self._pages.now_ms(),
         )  # fmt: skip
         await self._pages.beside(partial(self._pages.topics.define, pipeline, after))
@@ -175,6 +178,11 @@ class DefinitionPages:
                 f"another request has defined {self._kind} {name!r} at the same time; check the definition, and try again"
             )
         return {"revision": after.revision}
+
+    async def _id_of_new(self, known: KnownPipelines, pipeline: str) -> str:
+        """Return the id for a pipeline that no topic of the control knows: that of its stored positions, if nobody has deleted it."""
+        begun = "" if pipeline in known.wishes.deleted else await self._pages.beside(partial(self._pages.topics.begun, pipeline, BEGUN_S))
+        return begun or uuid.uuid4().hex
 
     async def _undefine(self, name: str, who: str) -> dict[str, Any]:
         """Delete a definition with all wishes about its pipeline. A repeated request completes what an earlier one began."""

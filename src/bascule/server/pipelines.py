@@ -123,6 +123,9 @@ class PipelineTopics(Protocol):
     def reports(self, timeout_s: float) -> Reports:
         """Return the newest reports. Raises Unavailable."""
 
+    def begun(self, pipeline: str, timeout_s: float) -> str:
+        """Return the id of the definition to which stored positions of a pipeline belong, "" if there are none. Raises Unavailable."""
+
     def want(self, pipeline: str, wish: Wish | RestartWish | OffsetsWish) -> None:
         """Store a wish. Raises Unavailable."""
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from bascule.broker.coverage import CoverageMark
-from bascule.kafka import control
+from bascule.core.kafka_records import Outgoing
+from bascule.kafka import control, own_topics
 from bascule.kafka.control import ControlTopics
 from bascule.server import pipeline_definitions
 from bascule.server.audit import AuditTrail, FileSink
@@ -28,6 +29,7 @@ from bascule.writer.control import (
     Wish,
     Wishes,
 )
+from bascule.writer.position import DEFINED, defined_mark
 from tests.unit.server.test_pipelines import NOW_MS, REPORT, asked, cluster, report, topics  # noqa: F401 - fixtures
 
 Request = Callable[..., tuple[int, Any]]
@@ -339,6 +341,24 @@ def test_pipeline_whose_definition_is_lost_can_be_created_with_its_id_or_deleted
         again = create(request) if method == "POST" else change(request)
         assert (again[0], again[1]["revision"], definition(topics).id) == (202, 5, before.id)
         assert create(request)[0] == 409
+
+    asked(topics, ask)
+
+
+def test_pipeline_that_only_its_positions_know_is_created_with_their_id_unless_it_was_deleted(topics: ControlTopics) -> None:
+    own_topics.ensure(topics._kafka, {"bascule.positions": own_topics.POSITIONS})
+    key = f"{DEFINED}ingress:prices".encode()
+
+    def ask(request: Request) -> None:
+        create(request)
+        first = definition(topics).id
+        topics._shared.appender.append(Outgoing("bascule.positions", key, defined_mark(first).encode(), partition=3)).result(10)
+        topics._store("definition/ingress:prices", None)  # as if somebody had recreated both topics of the control
+        assert create(request)[1]["revision"] == 1
+        assert definition(topics).id == first
+        assert request("DELETE", "/ingresses/prices")[0] == 202
+        assert create(request)[0] == 202
+        assert definition(topics).id != first, "the driver has not deleted the positions yet"
 
     asked(topics, ask)
 

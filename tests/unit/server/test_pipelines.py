@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from confluent_kafka.admin import OffsetSpec
 
 from bascule.config.settings import Settings
 from bascule.core.errors import Unavailable
@@ -259,6 +260,16 @@ def test_damaged_reports_are_left_out(topics: ControlTopics) -> None:
         assert request("GET", "/ingresses/stock/status")[1]["reported_at_ms"] is None
 
     asked(topics, ask)
+
+
+def test_reports_that_were_recreated_are_read_from_their_beginning_and_nothing_is_written_to_them(topics: ControlTopics) -> None:
+    report(topics, ingress_stock=REPORT)
+    topics.reports(10)
+    end = topics._readers["bascule.pipelines"]._offsets.ask(OffsetSpec.latest(), 10)[0]
+    topics._readers["bascule.pipelines"]._reached[0] = 100  # as if the topic had had more records before somebody recreated it
+    topics._readers["bascule.pipelines"]._table.clear()
+    assert topics.reports(10).pipelines == {"ingress:stock": REPORT}
+    assert topics._readers["bascule.pipelines"]._offsets.ask(OffsetSpec.latest(), 10)[0] == end
 
 
 def test_topic_that_was_recreated_is_read_from_its_beginning(topics: ControlTopics) -> None:
