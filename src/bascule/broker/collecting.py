@@ -39,7 +39,8 @@ LAST_STEPS = 3_000
 #: The walk completes copies until at most this many queues have changed since, because the last piece looks at each of them.
 LAST_QUEUES: Final = 1_000
 #: The same for the duplicate windows that have changed. One of them has up to 24 KiB to copy.
-LAST_WINDOWS: Final = 300
+LAST_WINDOWS: Final = 200
+WINDOW_BYTES_PER_STEP: Final = 1_024
 #: The walk also ends after this many rounds. Each round after the first copies only the messages that arrived during the round before.
 ROUNDS_MAX: Final = 5
 
@@ -197,9 +198,8 @@ class Collector:
                     steps = 0
                 known = self._windows.get(window)
                 if known is None or known[0] != window.added:
-                    self._remembered(window)
                     copied += 1
-                    steps += LOOK_STEPS
+                    steps += LOOK_STEPS + len(self._remembered(window).last) // WINDOW_BYTES_PER_STEP
                 steps += 1
             yield steps
             if copied <= LAST_WINDOWS:
