@@ -144,8 +144,11 @@ COMPILED_TESTS = $(addprefix tests/,$(addprefix unit/,core amqp jms journal brok
 compiled-copy: setup ## compile a copy of the source for the tests; needs a C compiler
 	@$(MAKE) --no-print-directory LEVEL=1 $(COMPILED)/.built-1
 
+# Not the seeds of `make test`: the same code with the same seeds would show the same.
+OTHER_SEEDS = BASCULE_SIM_SEED=1201 BASCULE_SIM_SEEDS=800 BASCULE_MODEL_SEED=5001
+
 test-compiled: compiled-copy ## the tests of engines and pipelines on compiled modules (COMPILED_TESTS=tests/unit for others)
-	PYTHONPATH=$(CURDIR)/$(COMPILED)/src $(BIN)/pytest -m "not slow" -o pythonpath=. -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	$(OTHER_SEEDS) PYTHONPATH=$(CURDIR)/$(COMPILED)/src $(BIN)/pytest -m "not slow" -o pythonpath=. -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		$(COMPILED_TESTS) $(ARGS)
 
 bench: setup ## compare Bascule and Artemis under the same load

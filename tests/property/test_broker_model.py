@@ -43,11 +43,11 @@ from tests.property.broker_commands import BranchRun, RefusedRun, Run, SlowRun, 
 from tests.property.broker_model import ALONE, POLICY, RULES
 from tests.property.planned_commits import PlannedRun
 
-#: Runs of the slow suite; the default suite has a third of them. BASCULE_MODEL_RUNS sets another number.
+#: Runs of the slow suite; the default suite has a fifth of them. BASCULE_MODEL_RUNS sets another number.
 RUNS = int(os.environ.get("BASCULE_MODEL_RUNS", "5000"))
 #: The first seed: another value gives other runs.
 FIRST_SEED = int(os.environ.get("BASCULE_MODEL_SEED", "1"))
-EACH_LENGTH = pytest.mark.parametrize("runs", [pytest.param(RUNS // 3, id="a third"), pytest.param(RUNS, id="all", marks=pytest.mark.slow)])
+EACH_LENGTH = pytest.mark.parametrize("runs", [pytest.param(RUNS // 5, id="a fifth"), pytest.param(RUNS, id="all", marks=pytest.mark.slow)])
 #: One run in this number has limits so small that they are reached all the time.
 SHORT_SHARE = 3
 #: A planted fault must show within this number of runs.

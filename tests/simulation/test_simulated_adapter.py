@@ -13,7 +13,7 @@ from tests.sim.adapter import InboundSimulation
 
 #: Number of seeds of one test.
 SEEDS: Final = 50
-USUAL: Final = range(1, 1 + 5 * SEEDS, SEEDS)
+USUAL: Final = range(1, 1 + 10 * SEEDS, SEEDS)
 MORE: Final = range(USUAL.stop, USUAL.stop + 20 * SEEDS, SEEDS)
 Transition = tuple[PartitionState, PartitionEvent]
 

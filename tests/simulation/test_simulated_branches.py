@@ -11,7 +11,7 @@ from tests.sim.branches import BranchSimulation
 
 #: Number of seeds of one test.
 SEEDS: Final = 100
-USUAL: Final = range(1, 1 + 4 * SEEDS, SEEDS)
+USUAL: Final = range(1, 1 + 8 * SEEDS, SEEDS)
 MORE: Final = range(USUAL.stop, USUAL.stop + 20 * SEEDS, SEEDS)
 
 

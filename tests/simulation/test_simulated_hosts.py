@@ -11,7 +11,7 @@ from tests.sim.hosts import HostSimulation
 
 #: Number of seeds of one test.
 SEEDS: Final = 60
-USUAL: Final = range(1, 1 + 3 * SEEDS, SEEDS)
+USUAL: Final = range(1, 1 + 5 * SEEDS, SEEDS)
 MORE: Final = range(USUAL.stop, USUAL.stop + 20 * SEEDS, SEEDS)
 
 
