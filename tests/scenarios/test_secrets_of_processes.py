@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,17 @@ def _of(pid: int, file: str) -> str:
         return ""  # it has ended
 
 
+@contextmanager
+def core_dumps_allowed() -> Iterator[None]:
+    """Allow core dumps, as the shell of a user may do."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("secrets")
@@ -98,7 +110,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         (directory / name).write_text(f"{SECRETS[kind]}\n")
     config = directory / "bascule.toml"
     config.write_text(CONFIG.format(directory=directory))
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, core_dumps_allowed():
         patch.setenv("BASCULE_BROKER__USERS", f'{{"bob": "{SECRETS["environment"]}"}}')
         patch.setenv("BASCULE_ADMIN__TOKEN", SECRETS["token"])
         patch.setenv("OPENLINEAGE__TRANSPORT__AUTH__APIKEY", SECRETS["lineage"])
@@ -181,6 +193,12 @@ def test_other_users_can_read_nothing_in_the_data_directory(site: Site) -> None:
     there = [site.up.data_dir, *site.up.data_dir.rglob("*")]
     open_to_others = [path for path in there if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077]
     assert open_to_others == []
+
+
+def test_crash_of_a_process_writes_no_core_dump(site: Site) -> None:
+    limits = {pid: line.split()[4] for pid in site.processes() for line in _of(pid, "limits").splitlines() if "core file" in line}
+    assert len(limits) > 3
+    assert set(limits.values()) == {"0"}
 
 
 def _logs(site: Site) -> list[Path]:

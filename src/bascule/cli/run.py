@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,6 +121,7 @@ def up(
     if settings.pipelines.enabled:
         require("pipelines", "or start without pipelines: bascule up --no-pipelines")
     _keep_files_private()
+    _write_no_core_dumps()
     directory = settings.embedded.data_dir.absolute()
     with StopSignals(impatient=True) as stop, _only_one(directory):
         listeners = {
@@ -168,6 +170,7 @@ def broker(
     configuration = complete(loaded)
     settings = configuration.settings
     _keep_files_private()
+    _write_no_core_dumps()
     from bascule.embedded.service_manager import ServiceManager
     from bascule.server.node import run_broker
     from bascule.server.reload import ReloadSource
@@ -196,6 +199,7 @@ def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, l
     settings = with_own_access(configuration.settings, REMEDY)
     for name in list(filter(is_setting, os.environ)):
         del os.environ[name]  # Spark and transformations would inherit them
+    _write_no_core_dumps()
     from bascule.embedded.service_manager import ServiceManager
     from bascule.pipelines.driver import run
 
@@ -224,6 +228,7 @@ def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_por
     settings = configuration.settings
     configure(settings.log.values)
     _keep_files_private()
+    _write_no_core_dumps()
     directory = settings.embedded.data_dir.absolute()
     with StopSignals(impatient=True) as stop, _only_one(directory):
         LogReload(configuration, read, NO_SERVICE_MANAGER, whole_process=False).on_hangup()
@@ -327,6 +332,14 @@ def _keep_files_private() -> None:
     from bascule.config.private_file import PRIVATE_UMASK
 
     os.umask(PRIVATE_UMASK)
+
+
+def _write_no_core_dumps() -> None:
+    """Let a crash of this process or of its children write no core dump, which would contain secrets and messages.
+
+    The hard limit stays, so that ``prlimit --core=unlimited --pid PID`` permits a dump for an analysis.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def _kafka_listeners(settings: Settings) -> dict[str, tuple[int, str, str]]:
