@@ -362,10 +362,11 @@ def _contained(broker: AdministeredBroker, access: AdminAccess, sessions: Consol
 class _Server(uvicorn.Server):
     """An uvicorn server for the connections that a listener of the broker accepts. The process handles its own signals."""
 
-    def __init__(self, config: uvicorn.Config, sockets: Sequence[socket.socket], tls: TlsContext) -> None:
+    def __init__(self, config: uvicorn.Config, sockets: Sequence[socket.socket], tls: TlsContext, audit: AuditTrail) -> None:
         super().__init__(config)
         self._sockets = sockets
         self._tls = tls
+        self._audit = audit
         self._handshakes: Handshakes | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
@@ -374,6 +375,7 @@ class _Server(uvicorn.Server):
         handshakes = self._handshakes = Handshakes(admin_http.LIMITS, self._tls, admin_http.connections(self))
         listener = Listener(self._sockets, self._take, name="admin", reserved=RESERVED)
         handshakes.on_room = listener.room
+        handshakes.on_refused = self._audit.login_refused
         self.servers: list[Any] = [listener]
         listener.start()
         self.started = True
@@ -418,7 +420,9 @@ class AdminServer:
         self._sockets = sockets
         self.access = access
         self._app = CurrentApp(lambda access: admin_app(broker, access, collectors, pipelines, reload, brokers), access)
-        self._server = _Server(admin_http.config(BoundedApp(self._app, admin_http.CONNECTIONS_MAX), STOP_TIMEOUT_S), sockets, tls)
+        self._server = _Server(
+            admin_http.config(BoundedApp(self._app, admin_http.CONNECTIONS_MAX), STOP_TIMEOUT_S), sockets, tls, access.audit
+        )
         self._task: asyncio.Task[None] | None = None
 
     def admit_by(self, access: AdminAccess) -> None:

@@ -221,6 +221,10 @@ class AuditTrail:
         for output in self._outputs:
             output.write(line)
 
+    def login_refused(self, peer: str, user: str, mechanism: str, reason: str) -> None:
+        """Write that a client at ``peer`` is refused, which claims to be ``user``."""
+        self.record("login", "", who=user, peer=peer, allowed=False, result=reason, mechanism=mechanism)
+
     @contextmanager
     def changing(self, who: str, peer: str) -> Iterator[None]:
         """Attribute the queues that the body creates and deletes to ``who`` at ``peer``. The body must not wait for anything."""

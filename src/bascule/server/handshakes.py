@@ -26,6 +26,11 @@ GRACE_S: Final = 1.0
 #: How long a TLS client that does not answer the end of its connection keeps its socket.
 TLS_SHUTDOWN_S: Final = 1.0
 
+#: SASL mechanism in the audit of a client that TLS refuses, and of one that its web page may not connect.
+TLS: Final = "TLS"
+#: Errors of OpenSSL about the certificate of a client, with the reason; "" if the error has one itself.
+_CERTIFICATE_ERRORS: Final = {"CERTIFICATE_VERIFY_FAILED": "", "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client has sent no certificate"}
+
 #: Returns the TLS context for a new connection; None without TLS.
 TlsContext = Callable[[], ssl.SSLContext | None]
 
@@ -60,6 +65,10 @@ class Handshake:
         """Give the place back after a login or a lost connection. A second call has no effect."""
         self._handshakes.ended(self)
 
+    def refused(self, mechanism: str, reason: str) -> None:
+        """Report that the client is refused before its login."""
+        self._handshakes.on_refused(self.peer, "", mechanism, reason)
+
     def begin_again(self) -> bool:
         """Take a place again, because the connection waits for its peer again. Return False if its address has too many places."""
         return self._handshakes.begun_again(self)
@@ -88,6 +97,8 @@ class Handshakes:
         """
         self.aborted = 0  # because no place was free
         self.on_room: Callable[[], None] = lambda: None  # called when a place is free again
+        #: Called for a client that is refused before its login, with its address, a user ("": unknown), a mechanism and the reason.
+        self.on_refused: Callable[[str, str, str, str], None] = lambda _peer, _user, _mechanism, _reason: None
         self.limits = limits
         self._tls = tls
         self._serve = serve
@@ -170,6 +181,10 @@ class Handshakes:
             await loop.connect_accepted_socket(lambda: serve(handshake), sock, **tls)
         except OSError as error:  # also TLS errors
             log.debug("connection lost during handshake", peer=handshake.peer, reason=error)
+            if isinstance(error, ssl.SSLError) and (known := _CERTIFICATE_ERRORS.get(error.reason)) is not None:
+                reason = known or f"client certificate: {getattr(error, 'verify_message', error.reason)}"
+                log.info("client certificate refused", peer=handshake.peer, reason=reason)
+                handshake.refused(TLS, reason)
         finally:
             if handshake.transport is None:  # no protocol serves it
                 handshake.end()

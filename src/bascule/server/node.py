@@ -121,6 +121,7 @@ class Node:
         self.usage = Usage(usage_limits(settings, self.users.roles), self.users.roles)
         self._prepare_connections()
         self.handshakes = Handshakes(handshake_limits(settings.broker), self.tls.broker.context, partial(ClientConnection, self))
+        self.handshakes.on_refused = self.audit.login_refused
         self._life: BrokerLife | None = None
         self._epoch: Epoch | None = None
         self.partials = partial_budget(int(settings.broker.memory_bytes))
@@ -176,10 +177,7 @@ class Node:
 
     def sasl(self, tls: TlsPeer, peer: str) -> SaslServer:
         """Return a new exchange with a client."""
-        return SaslServer(self._mechanisms(tls), partial(self._login_refused, peer))
-
-    def _login_refused(self, peer: str, user: str, mechanism: str, reason: str) -> None:
-        self.audit.record("login", "", who=user, peer=peer, allowed=False, result=reason, mechanism=mechanism)
+        return SaslServer(self._mechanisms(tls), partial(self.audit.login_refused, peer))
 
     def end_epoch(self, error: BasculeError) -> None:
         """End the current epoch because of a failure. The next epoch loads its state from the journal."""

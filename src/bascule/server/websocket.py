@@ -270,7 +270,9 @@ class WebSocketConnection(asyncio.Protocol):
             self._reject(RejectConnection(status_code=400), f"the subprotocol {SUBPROTOCOL!r} must be offered in Sec-WebSocket-Protocol")
         elif not self._rule.allows(origin, request.host):
             log.info("WebSocket refused, its page is not in broker.websocket.origins", peer=self._handshake.peer, origin=origin)
-            self._reject(RejectConnection(status_code=403), f"pages of {origin} may not connect; see broker.websocket.origins")
+            reason = f"pages of {origin} may not connect; see broker.websocket.origins"
+            self._handshake.refused("WebSocket", reason)
+            self._reject(RejectConnection(status_code=403), reason)
         elif self._transport is not None:
             self._transport.write(self._websocket.send(AcceptConnection(subprotocol=SUBPROTOCOL)))
             if self._timer is not None:
