@@ -7,10 +7,8 @@ import itertools
 import logging
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -34,6 +32,7 @@ from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.threads.stacks import STACKS_VARIABLE, show_stacks_on_signal
 from tests.support import preloaded
 from tests.support.lost_workers import WORDS_FILE, LastWords, LostWorkers
+from tests.support.postgres import temporary_postgres
 from tests.support.qpid import Connection, JmsError, QpidPeer
 from tests.support.speed import SLOWNESS
 from tests.support.stacks import Watchdog
@@ -295,14 +294,8 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
     """Return a PostgreSQL for the whole run. Create your own tables (``name``), and never stop it."""
-    # Started by root, PostgreSQL runs as nobody, who has no access to the directories of pytest.
-    directory = Path(tempfile.mkdtemp(prefix="bascule-postgres-"))
-    directory.chmod(0o755)
-    try:
-        with EmbeddedPostgres(directory / "data", fsync=False) as running:
-            yield running
-    finally:
-        shutil.rmtree(directory)
+    with temporary_postgres() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

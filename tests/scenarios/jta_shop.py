@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,15 +122,3 @@ def _result(application: subprocess.Popen[str]) -> str:
     application.stdin.write("\n")
     application.stdin.flush()
     return application.stdout.read().removesuffix("\n")
-
-
-@contextmanager
-def mortal_postgres() -> Iterator[EmbeddedPostgres]:
-    """Start a PostgreSQL of this test. Unlike the shared one, it may be killed, and no other test has branches in it."""
-    directory = Path(tempfile.mkdtemp(prefix="bascule-postgres-"))
-    directory.chmod(0o755)
-    try:
-        with EmbeddedPostgres(directory / "data", fsync=False) as running:
-            yield running
-    finally:
-        shutil.rmtree(directory)

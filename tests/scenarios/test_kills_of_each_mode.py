@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,6 +20,7 @@ from tests.scenarios.test_adapter_jms import Billing
 from tests.scenarios.test_adapter_kills import Group
 from tests.scenarios.test_xa_kills import Keeper, Victims, check, made, reachable, recover
 from tests.scenarios.xa_victim import Case
+from tests.support.postgres import temporary_postgres
 from tests.support.system import PYTHON_FAILOVER, System, wait_for
 
 T = TypeVar("T")
@@ -84,11 +83,8 @@ class KilledServices:
 
 @contextmanager
 def services(directory: Path, *, prepared_max: int = PREPARED_MAX) -> Iterator[KilledServices]:
-    data = Path(tempfile.mkdtemp(prefix="bascule-postgres-"))
-    data.chmod(0o755)  # PostgreSQL does not run as root
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, data)
-        postgres = stack.enter_context(EmbeddedPostgres(data / "data", fsync=False, prepared_max=prepared_max))
+        postgres = stack.enter_context(temporary_postgres(prepared_max))
         kafka = stack.enter_context(EmbeddedKafka(directory / "kafka"))
         running = KilledServices(kafka, postgres, stack.enter_context(System(kafka.bootstrap, directory / "broker", prefix="kills")))
         for keeper in running.keepers.values():

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -23,6 +20,7 @@ from bascule.xa.log import Decision, LogState, Outcome
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.sqlalchemy import SqlAlchemyResource
 from bascule.xa.xid import Xid, new_gtrid
+from tests.support.postgres import temporary_postgres
 from tests.support.system import wait_for
 
 WAIT_S = 20.0
@@ -36,15 +34,10 @@ class Killed(GeneratorExit):
 @pytest.fixture(scope="module")
 def plain() -> Iterator[EmbeddedPostgres]:
     """Start a PostgreSQL with the default setting."""
-    directory = Path(tempfile.mkdtemp(prefix="bascule-postgres-"))
-    directory.chmod(0o755)
-    try:
-        with EmbeddedPostgres(directory / "data", fsync=False, prepared_max=0) as running:
-            with psycopg.connect(running.conninfo) as connection:
-                connection.execute("CREATE TABLE payments (item text UNIQUE DEFERRABLE INITIALLY DEFERRED)")
-            yield running
-    finally:
-        shutil.rmtree(directory)
+    with temporary_postgres(prepared_max=0) as running:
+        with psycopg.connect(running.conninfo) as connection:
+            connection.execute("CREATE TABLE payments (item text UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+        yield running
 
 
 @pytest.fixture(params=["psycopg", "sqlalchemy", "django"])

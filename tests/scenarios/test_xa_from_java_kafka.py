@@ -10,8 +10,9 @@ import pytest
 from bascule.client import Queue, connect
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
-from tests.scenarios.jta_shop import COMMITTED, MANAGER_PARAMS, OUTCOMES, ROLLED_BACK, Shop, mortal_postgres
+from tests.scenarios.jta_shop import COMMITTED, MANAGER_PARAMS, OUTCOMES, ROLLED_BACK, Shop
 from tests.scenarios.topics import Reader, create
+from tests.support.postgres import temporary_postgres
 from tests.support.system import System
 
 PREFIX = "java-xa-kafka"
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.timeout(280)
 
 @pytest.fixture(scope="module")
 def own_postgres() -> Iterator[EmbeddedPostgres]:
-    with mortal_postgres() as running:
+    with temporary_postgres() as running:
         yield running
 
 

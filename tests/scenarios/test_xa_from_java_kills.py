@@ -18,8 +18,8 @@ from tests.scenarios.jta_shop import (
     ROLLED_BACK,
     Outcome,
     Shop,
-    mortal_postgres,
 )
+from tests.support.postgres import temporary_postgres
 from tests.support.system import System
 
 RESOURCES = ("database", "jms")
@@ -58,7 +58,7 @@ def system(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def own_postgres() -> Iterator[EmbeddedPostgres]:
-    with mortal_postgres() as running:
+    with temporary_postgres() as running:
         yield running
 
 

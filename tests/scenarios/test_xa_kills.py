@@ -8,11 +8,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,6 +30,7 @@ from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass
 from tests.scenarios.topics import Reader, create, produce
 from tests.scenarios.xa_victim import MESSAGES, Case, Where, line, manager
+from tests.support.postgres import temporary_postgres
 from tests.support.system import Command, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -249,13 +248,8 @@ class Keeper:
 
 @pytest.fixture
 def own_postgres() -> Iterator[EmbeddedPostgres]:
-    directory = Path(tempfile.mkdtemp(prefix="bascule-postgres-"))
-    directory.chmod(0o755)
-    try:
-        with EmbeddedPostgres(directory / "data", fsync=False) as running:
-            yield running
-    finally:
-        shutil.rmtree(directory)
+    with temporary_postgres() as running:
+        yield running
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from bascule.testing.xa import ModelLog
 from bascule.xa import TransactionInDoubt, TransactionManager, Vote, Xid
 from bascule.xa.postgres import PostgresResource
-from tests.scenarios.jta_shop import mortal_postgres
+from tests.support.postgres import temporary_postgres
 from tests.support.system import wait_for
 
 
@@ -44,7 +44,7 @@ class CrashingResource(PostgresResource):
 @pytest.mark.slow
 def test_one_phase_commit_is_in_doubt_after_a_crash_that_lost_its_transaction_number() -> None:
     """PostgreSQL gives the number of a transaction to another one if a crash comes before the number is on the disk."""
-    with mortal_postgres() as postgres:
+    with temporary_postgres() as postgres:
         with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
             connection.execute("CREATE TABLE rows (id text)")
             connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
