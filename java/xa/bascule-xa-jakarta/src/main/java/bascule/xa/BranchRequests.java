@@ -28,7 +28,7 @@ final class BranchRequests {
         } catch (AnswerLost lost) {
             reply = asked(() -> management.askAgain("prepare", id, transactions, 0));
         }
-        check(withoutRetry(reply));
+        checkVote(withoutRetry(reply));
         return reply.code;
     }
 
@@ -46,9 +46,39 @@ final class BranchRequests {
                 settle(id, since, Failure.of(reply.code, reply.description));
                 return;
             }
-            check(withoutRetry(reply));
+            checkVote(withoutRetry(reply));
         } catch (AnswerLost lost) {
             settle(id, since, lost);
+        }
+    }
+
+    /**
+     * Asks the broker to keep a local transaction that its session leaves. Returns false if the broker no longer has it.
+     */
+    boolean suspend(BranchId id, String transaction) throws XAException {
+        Reply reply;
+        try {
+            reply = management.handOver("suspend", id, List.of(transaction), 0);
+        } catch (AnswerLost lost) {
+            return false; // the transaction ends with its connection
+        }
+        if (reply.code == XAException.XAER_INVAL) { // from a broker that does not know the operation
+            throw Failure.of(XAException.XAER_PROTO, "start: branch " + id + " of this session has not been prepared, committed or rolled back yet,"
+                + " and the broker cannot keep it: " + reply.description);
+        }
+        if (reply.code == XAException.XAER_NOTA) {
+            return false;
+        }
+        check(reply);
+        return true;
+    }
+
+    /** Rolls back transactions that the broker keeps. Without an answer, they end with their connection. */
+    void rollbackSuspended(BranchId id, List<String> transactions) {
+        try {
+            management.handOver("rollback", id, transactions, 0);
+        } catch (AnswerLost lost) {
+            return;
         }
     }
 
@@ -135,6 +165,14 @@ final class BranchRequests {
         if (!reply.succeeded()) {
             throw Failure.of(reply.code, reply.description);
         }
+    }
+
+    /** Throws the reason of a refused prepare or one-phase commit. The caller rolls the work back, which the code has to tell. */
+    private static void checkVote(Reply reply) throws XAException {
+        if (reply.code == XAException.XAER_DUPID || reply.code == XAException.XAER_INVAL) { // JTA does not allow the former in these calls
+            throw Failure.of(XAException.XA_RBPROTO, reply.description);
+        }
+        check(reply);
     }
 
     private interface Question {

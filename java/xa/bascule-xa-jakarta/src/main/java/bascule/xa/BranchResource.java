@@ -1,9 +1,8 @@
 package bascule.xa;
 
 import jakarta.jms.JMSException;
-import java.util.ArrayList;
-import java.util.List;
-import java.util.stream.Collectors;
+import java.util.HashMap;
+import java.util.Map;
 import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
@@ -13,25 +12,22 @@ import org.apache.qpid.jms.JmsConnection;
  * The {@code XAResource} of one session.
  *
  * <p>Until it is prepared, a branch is the local transactions of its sessions, and ends with their connection. A prepared branch belongs to
- * the broker: any resource can end it. A session has one branch at a time. The next branch starts after the prepare, the one-phase commit or
- * the rollback.
+ * the broker. Any resource of the factory can end a branch, prepared or not.
  *
- * <p>The resource that begins a branch owns it. Resources of other sessions of the connection join it, and leave its end to the owner. A
- * resource may lock the owner of its branch, and an owner locks no resource.
+ * <p>A session works in one branch at a time. If it begins another branch, the broker keeps the local transaction of the branch that it
+ * leaves. If it returns to that branch, it works in one more local transaction of the branch.
  */
 final class BranchResource implements XAResource {
     private final JmsConnection connection;
     private final BranchSession session;
     private final BranchRequests requests;
     private final KnownBranches known;
-    /** The work of this session; null without a branch. */
+    /** The work in the local transaction that the session has now; null without a branch. */
     private SessionWork work;
-    private BranchResource owner = this;
-    /** The work of other sessions in the branch of this resource. */
-    private final List<SessionWork> joined = new ArrayList<>();
+    /** The latest work of the session in each branch that it has left, and that is not over. */
+    private final Map<BranchId, SessionWork> parked = new HashMap<>();
     /** The local transaction that has become a branch, and that the session has still to leave; null without one. */
     private String handedOver;
-    private Deadline deadline = Deadline.NONE;
     private int timeoutSeconds;
     private boolean scanning;
 
@@ -51,15 +47,17 @@ final class BranchResource implements XAResource {
                 begin(id);
                 break;
             case TMJOIN:
-                if (has(id)) {
-                    work.restart(false, "start(TMJOIN)");
-                } else {
+                if (own(id) == null) {
                     join(id);
+                } else {
+                    restart(own(id), false, "start(TMJOIN)");
                 }
                 break;
             case TMRESUME:
-                own(id, "start(TMRESUME)");
-                work.restart(true, "start(TMRESUME)");
+                if (own(id) == null) {
+                    throw known.unknown(id, "start(TMRESUME)");
+                }
+                restart(own(id), true, "start(TMRESUME)");
                 break;
             default:
                 throw Failure.of(XAException.XAER_INVAL, "start: invalid flags " + flags + "; use TMNOFLAGS, TMJOIN or TMRESUME");
@@ -67,18 +65,20 @@ final class BranchResource implements XAResource {
     }
 
     private void begin(BranchId id) throws XAException {
-        if (has(id)) {
+        if (own(id) != null) {
             throw Failure.of(XAException.XAER_DUPID, "start: branch " + id + " has already been started");
         }
-        refuseSecondBranch();
-        if (!known.begin(id, this)) {
+        refuseActive("start");
+        OpenBranch branch = new OpenBranch(id, connection, requests, known, timeoutSeconds);
+        if (!known.begin(id, branch)) {
             throw Failure.of(XAException.XAER_DUPID, "start: branch " + id + " exists: another session has started it, or it is prepared");
         }
-        deadline = Deadline.in(timeoutSeconds);
+        SessionWork begun = null;
         try {
-            work = fresh(id, deadline);
+            begun = workIn(branch, "start");
+            branch.rollBackAfter(timeoutSeconds);
         } finally {
-            if (work == null) {
+            if (begun == null) {
                 known.ended(id);
             }
         }
@@ -86,117 +86,104 @@ final class BranchResource implements XAResource {
 
     /** Takes part in a branch that another session of the connection has begun. */
     private void join(BranchId id) throws XAException {
-        refuseSecondBranch();
-        BranchResource found = known.owner(id);
+        refuseActive("start(TMJOIN)");
+        OpenBranch found = known.open(id);
         if (found == null) {
-            throw unknown(id, "start(TMJOIN)");
+            throw known.unknown(id, "start(TMJOIN)");
         }
         if (found.connection != connection) {
             throw Failure.of(XAException.XAER_PROTO, "start(TMJOIN): branch " + id + " belongs to another connection, and can only be joined there");
         }
-        work = found.admit(id, this);
-        owner = found;
+        workIn(found, "start(TMJOIN)");
     }
 
-    /** Returns the work of another session, which joins a branch of this resource. */
-    private synchronized SessionWork admit(BranchId id, BranchResource other) throws XAException {
-        if (!has(id)) {
-            throw unknown(id, "start(TMJOIN)");
+    /** Continues work of this session that has ended, or that is suspended. */
+    private void restart(SessionWork former, boolean resumes, String call) throws XAException {
+        if (former == work) {
+            work.restart(resumes, call);
+            return;
         }
-        SessionWork joining = other.fresh(id, deadline);
-        joined.add(joining);
-        return joining;
+        refuseActive(call);
+        former.continued(resumes, call);
+        workIn(former.branch, call);
+        parked.remove(former.branch.id);
     }
 
-    private void refuseSecondBranch() throws XAException {
+    private void refuseActive(String call) throws XAException {
+        if (work != null && work.isActive()) {
+            throw Failure.of(XAException.XAER_PROTO, call + ": branch " + work.branch.id + " of this session has not ended yet");
+        }
+    }
+
+    /** Begins work in the next local transaction of the session, and keeps the present one if its branch is not over. */
+    private SessionWork workIn(OpenBranch branch, String call) throws XAException {
+        String left = work == null ? null : work.transaction;
         if (work != null) {
-            throw Failure.of(
-                XAException.XAER_PROTO, "start: branch " + work.branch + " of this session has not been prepared, committed or rolled back yet");
+            work.branch.park(work);
+            parked.put(work.branch.id, work);
+            leaveFinished();
+            work = null;
         }
-    }
-
-    /** Begins the work of the session in its local transaction. The caller holds the lock. */
-    private SessionWork fresh(BranchId id, Deadline until) throws XAException {
         leaveHandedOver();
         String transaction;
         try {
             transaction = session.freshTransactionId();
         } catch (JMSException failure) {
-            throw Failure.of(XAException.XAER_RMFAIL, "start: " + failure.getMessage(), failure);
+            throw Failure.of(XAException.XAER_RMFAIL, call + ": " + failure.getMessage(), failure);
         }
-        if (transaction == null) {
-            throw Failure.of(XAException.XAER_RMFAIL, "start: the connection of the session is lost or closed");
+        if (transaction == null || transaction.equals(left)) {
+            throw Failure.of(XAException.XAER_RMFAIL, call + ": the connection of the session is lost or closed");
         }
-        return new SessionWork(id, transaction, session, until);
+        work = branch.work(session, transaction, call);
+        return work;
     }
 
     @Override
-    public synchronized void end(Xid xid, int flags) throws XAException {
-        leaveFinished();
-        own(BranchId.checked(xid, "end"), "end");
-        work.end(flags);
-    }
-
-    @Override
-    public synchronized int prepare(Xid xid) throws XAException {
-        BranchId id = BranchId.checked(xid, "prepare");
-        leaveFinished();
-        own(id, "prepare");
-        if (owner != this) {
-            return owner.prepare(xid);
+    public void end(Xid xid, int flags) throws XAException {
+        BranchId id = BranchId.checked(xid, "end");
+        SessionWork own;
+        synchronized (this) {
+            leaveFinished();
+            own = own(id);
         }
-        checkCommittable("prepare");
-        try {
-            int vote = requests.prepare(id, transactions());
-            if (vote == XA_OK) {
-                known.prepared(id);
-            } else {
-                known.ended(id);
-            }
-            handOver();
-            return vote;
-        } catch (XAException failure) {
-            giveUp();
-            throw failure;
-        }
-    }
-
-    @Override
-    public synchronized void commit(Xid xid, boolean onePhase) throws XAException {
-        BranchId id = BranchId.checked(xid, "commit");
-        leaveFinished();
-        if (!onePhase) {
-            refuseUnprepared(id);
-            finish(id, () -> requests.commit(id, this::leaveHandedOver));
-            return;
-        }
-        own(id, "commit");
-        if (owner != this) {
-            owner.commit(xid, true);
-            return;
-        }
-        checkCommittable("commit");
-        try {
-            requests.commitOnePhase(id, transactions());
-            known.ended(id);
-            handOver();
-            leaveHandedOver();
-        } catch (XAException failure) {
-            giveUp();
-            throw failure;
-        }
-    }
-
-    @Override
-    public synchronized void rollback(Xid xid) throws XAException {
-        BranchId id = BranchId.checked(xid, "rollback");
-        leaveFinished();
-        if (!has(id)) {
-            finish(id, () -> requests.rollback(id));
-        } else if (owner != this) {
-            owner.rollback(xid);
+        OpenBranch open = known.open(id);
+        if (own != null) {
+            own.end(flags);
+        } else if (open != null && open.connection == connection) {
+            open.end(flags);
         } else {
-            giveUp();
+            throw known.unknown(id, "end");
+        }
+    }
+
+    @Override
+    public int prepare(Xid xid) throws XAException {
+        BranchId id = BranchId.checked(xid, "prepare");
+        return checkedOpen(id, "prepare").prepare();
+    }
+
+    @Override
+    public void commit(Xid xid, boolean onePhase) throws XAException {
+        BranchId id = BranchId.checked(xid, "commit");
+        if (onePhase) {
+            checkedOpen(id, "commit").commitOnePhase();
+            leaveOver();
+            return;
+        }
+        if (open(id) != null) {
+            throw Failure.of(XAException.XAER_PROTO, "commit: branch " + id + " is not prepared");
+        }
+        synchronized (this) { // before the lock of the requests, which leaveOver() is called under
+            finish(id, () -> requests.commit(id, this::leaveOver));
+        }
+    }
+
+    @Override
+    public void rollback(Xid xid) throws XAException {
+        BranchId id = BranchId.checked(xid, "rollback");
+        OpenBranch open = open(id);
+        if (open == null || !open.rollback()) {
+            finish(id, () -> requests.rollback(id));
         }
     }
 
@@ -221,12 +208,12 @@ final class BranchResource implements XAResource {
     }
 
     @Override
-    public synchronized void forget(Xid xid) throws XAException {
+    public void forget(Xid xid) throws XAException {
         BranchId id = BranchId.checked(xid, "forget");
         finish(id, () -> requests.forget(id));
     }
 
-    /** Returns the seconds after which a branch can only be rolled back; 0 if only the broker's {@code transaction_timeout_s} applies. */
+    /** Returns the seconds after which a branch is rolled back; 0 if only the broker's {@code transaction_timeout_s} applies. */
     @Override
     public synchronized int getTransactionTimeout() {
         return timeoutSeconds;
@@ -264,69 +251,39 @@ final class BranchResource implements XAResource {
         known.ended(id);
     }
 
-    private boolean has(BranchId id) {
-        return work != null && work.branch.equals(id);
+    /** Returns the work of this session in a branch, or null. The caller holds the lock. */
+    private SessionWork own(BranchId id) {
+        return work != null && work.branch.id.equals(id) ? work : parked.get(id);
     }
 
-    private void own(BranchId id, String call) throws XAException {
-        if (!has(id)) {
-            throw unknown(id, call);
+    /** Returns the branch that is not prepared, whichever resource of the factory has begun it, or null. */
+    private OpenBranch open(BranchId id) {
+        OpenBranch found = known.open(id);
+        if (found != null) {
+            return found;
+        }
+        synchronized (this) {
+            leaveFinished();
+            SessionWork own = own(id);
+            return own == null ? null : own.branch;
         }
     }
 
-    private XAException unknown(BranchId id, String call) {
-        if (known.isPrepared(id)) {
-            return Failure.of(XAException.XAER_PROTO, call + ": branch " + id + " is prepared");
+    private OpenBranch checkedOpen(BranchId id, String call) throws XAException {
+        OpenBranch found = open(id);
+        if (found == null) {
+            throw known.unknown(id, call);
         }
-        return Failure.of(XAException.XAER_NOTA, call + ": branch " + id + " was not started on this session");
+        return found;
     }
 
-    private void refuseUnprepared(BranchId id) throws XAException {
-        if (has(id) || known.owner(id) != null) {
-            throw Failure.of(XAException.XAER_PROTO, "commit: branch " + id + " is not prepared");
-        }
-    }
-
-    /** Rolls back a branch that cannot be committed, and throws the reason. */
-    private void checkCommittable(String call) throws XAException {
-        for (SessionWork each : all()) {
-            each.checkEnded(call);
-        }
-        for (SessionWork each : all()) {
-            XAException refusal = each.refusal(call);
-            if (refusal != null) {
-                giveUp();
-                throw refusal;
-            }
-        }
-    }
-
-    /** Returns the work of all sessions in the branch of this resource, its own first. */
-    private List<SessionWork> all() {
-        List<SessionWork> all = new ArrayList<>(List.of(work));
-        all.addAll(joined);
-        return all;
-    }
-
-    private List<String> transactions() {
-        return all().stream().map(each -> each.transaction).collect(Collectors.toList());
-    }
-
-    /** Notes that the broker has the branch. Each session leaves its local transaction before it begins the next one. */
-    private void handOver() {
-        joined.forEach(SessionWork::handOver);
-        joined.clear();
-        handedOver = work.transaction;
-        work = null;
-    }
-
-    /** Forgets the branch that this resource has joined, if its owner has ended it. */
+    /** Forgets the work of branches that are over. */
     private void leaveFinished() {
         if (work != null && work.isOver()) {
             handedOver = work.isHandedOver() ? work.transaction : null;
             work = null;
-            owner = this;
         }
+        parked.values().removeIf(SessionWork::isOver);
     }
 
     /**
@@ -335,7 +292,12 @@ final class BranchResource implements XAResource {
      * <p>This is a round trip, which the session makes while the broker stores the commit of the branch. It must follow the answer to the
      * prepare: if the broker had refused the prepare, the discharge would commit the work of the branch.
      */
-    synchronized void leaveHandedOver() {
+    private synchronized void leaveOver() {
+        leaveFinished();
+        leaveHandedOver();
+    }
+
+    private void leaveHandedOver() {
         if (handedOver != null) {
             String leaving = handedOver;
             handedOver = null;
@@ -345,18 +307,9 @@ final class BranchResource implements XAResource {
 
     /** Leaves the session, which is about to close; a branch that is not prepared ends with it. */
     synchronized void close() {
-        leaveFinished();
-        leaveHandedOver();
-        if (work != null && owner == this) {
-            known.ended(work.branch);
+        leaveOver();
+        if (work != null && work.branch.isBegunWith(requests)) {
+            known.ended(work.branch.id);
         }
-    }
-
-    private void giveUp() {
-        known.ended(work.branch);
-        joined.forEach(SessionWork::rollback);
-        joined.clear();
-        work.rollback();
-        work = null;
     }
 }

@@ -2,6 +2,7 @@ package bascule.xa;
 
 import java.util.LinkedHashMap;
 import java.util.Map;
+import javax.transaction.xa.XAException;
 
 /**
  * The branches that the resources of one factory have started, or have found prepared, and that have not ended as far as they know.
@@ -13,39 +14,47 @@ final class KnownBranches {
     /** The broker prepares as many; the oldest are forgotten first. */
     private static final int BRANCHES_MAX = 10_000;
 
-    /** The resource that has begun a branch; null for a prepared branch. */
-    private final Map<BranchId, BranchResource> owners = new LinkedHashMap<>() {
+    /** The branches that are not prepared; null for a prepared branch. */
+    private final Map<BranchId, OpenBranch> branches = new LinkedHashMap<>() {
         private static final long serialVersionUID = 1L;
 
         @Override
-        protected boolean removeEldestEntry(Map.Entry<BranchId, BranchResource> eldest) {
+        protected boolean removeEldestEntry(Map.Entry<BranchId, OpenBranch> eldest) {
             return size() > BRANCHES_MAX;
         }
     };
 
     /** Adds a branch that a resource begins. Returns false if the branch is known already. */
-    synchronized boolean begin(BranchId id, BranchResource owner) {
-        if (owners.containsKey(id)) {
+    synchronized boolean begin(BranchId id, OpenBranch branch) {
+        if (branches.containsKey(id)) {
             return false;
         }
-        owners.put(id, owner);
+        branches.put(id, branch);
         return true;
     }
 
     synchronized void prepared(BranchId id) {
-        owners.put(id, null);
+        branches.put(id, null);
     }
 
     synchronized void ended(BranchId id) {
-        owners.remove(id);
+        branches.remove(id);
     }
 
     synchronized boolean isPrepared(BranchId id) {
-        return owners.containsKey(id) && owners.get(id) == null;
+        return branches.containsKey(id) && branches.get(id) == null;
     }
 
-    /** Returns the resource that has begun a branch, and not prepared it; null if there is none. */
-    synchronized BranchResource owner(BranchId id) {
-        return owners.get(id);
+    /** Returns the branch if a resource has begun it, and it is not prepared; otherwise null. */
+    synchronized OpenBranch open(BranchId id) {
+        return branches.get(id);
+    }
+
+    /** Returns the error of a call about a branch that is not open. */
+    XAException unknown(BranchId id, String call) {
+        if (isPrepared(id)) {
+            return Failure.of(XAException.XAER_PROTO, call + ": branch " + id + " is prepared");
+        }
+        return Failure.of(XAException.XAER_NOTA, call + ": branch " + id + " was not started on this session");
     }
 }

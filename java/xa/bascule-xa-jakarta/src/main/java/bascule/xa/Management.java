@@ -174,10 +174,7 @@ final class Management {
             request.setStringProperty("bqual", Hex.of(branch.getBranchQualifier()));
         }
         if (!transactions.isEmpty()) {
-            request.setStringProperty("txnId", transactions.get(0));
-        }
-        if (transactions.size() > 1) {
-            request.setStringProperty("joined", String.join(",", transactions.subList(1, transactions.size())));
+            request.setStringProperty("txnId", String.join(",", transactions)); // a broker that does not know such lists refuses them
         }
         if (since > 0) {
             request.setLongProperty("since", since);

@@ -149,6 +149,20 @@ class BrokerTest {
     }
 
     @Test
+    void branchIsRolledBackAtItsTimeoutWithoutACall() throws Exception {
+        resource.setTransactionTimeout(1);
+        Xid xid = shop.work();
+        shop.awaitWaiting(BEFORE);
+        assertThrows(JMSException.class, () -> shop.bills.send(shop.session.createTextMessage("late")));
+        resource.end(xid, XAResource.TMSUCCESS);
+        assertCode(XAException.XA_RBTIMEOUT, () -> resource.start(xid, XAResource.TMJOIN));
+        assertCode(XAException.XA_RBTIMEOUT, () -> resource.prepare(xid));
+        resource.setTransactionTimeout(0);
+        resource.commit(shop.worked(), true);
+        assertEquals(AFTER, shop.waiting());
+    }
+
+    @Test
     void callsInTheWrongOrderAreRefused() throws Exception {
         Xid xid = Branch.create();
         Xid other = Branch.create();
@@ -278,6 +292,12 @@ class BrokerTest {
             other.resource.end(xid, XAResource.TMSUCCESS);
             XAException refusal = assertThrows(XAException.class, () -> other.resource.prepare(xid));
             assertTrue(refusal.getMessage().contains("already prepared"), refusal.getMessage());
+            assertEquals(XAException.XA_RBPROTO, refusal.errorCode);
+            assertEquals(BEFORE, other.waiting());
+            other.resource.start(xid, XAResource.TMNOFLAGS);
+            other.deliver();
+            other.resource.end(xid, XAResource.TMSUCCESS);
+            assertCode(XAException.XA_RBPROTO, () -> other.resource.commit(xid, true));
             assertEquals(BEFORE, other.waiting());
             other.resource.rollback(xid);
         }

@@ -9,6 +9,7 @@ import jakarta.jms.JMSException;
 import jakarta.jms.MessageProducer;
 import jakarta.jms.XASession;
 import java.util.List;
+import java.util.concurrent.CompletableFuture;
 import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
@@ -91,6 +92,45 @@ class JoinTest {
         assertEquals(BEFORE, shop.waiting());
         joining.commit(ended(), true);
         assertEquals(AFTER, shop.waiting());
+    }
+
+    @Test
+    void anyResourceEndsABranchThatIsNotPrepared() throws Exception {
+        joining.rollback(shop.worked());
+        assertEquals(BEFORE, shop.waiting());
+        Xid xid = shop.work();
+        assertCode(XAException.XAER_PROTO, () -> joining.prepare(xid));
+        joining.end(xid, XAResource.TMSUCCESS);
+        assertCode(XAException.XAER_PROTO, () -> joining.end(xid, XAResource.TMSUCCESS));
+        assertEquals(XAResource.XA_OK, joining.prepare(xid));
+        assertCode(XAException.XAER_PROTO, () -> joining.end(xid, XAResource.TMSUCCESS));
+        joining.rollback(xid);
+        assertEquals(BEFORE, shop.waiting());
+        joining.rollback(joined());
+        assertEquals(BEFORE, shop.waiting());
+        joining.commit(shop.worked(), true);
+        assertEquals(List.of("bill of order"), shop.waiting());
+    }
+
+    @Test
+    void twoResourcesThatEndEachOthersBranchesDoNotWaitForEachOther() throws Exception {
+        for (int i = 0; i < 50; i++) {
+            Xid first = Branch.create();
+            Xid other = Branch.create();
+            resource.start(first, XAResource.TMNOFLAGS);
+            resource.end(first, XAResource.TMSUCCESS);
+            joining.start(other, XAResource.TMNOFLAGS);
+            joining.end(other, XAResource.TMSUCCESS);
+            CompletableFuture<Void> beside = CompletableFuture.runAsync(() -> {
+                try {
+                    resource.rollback(other);
+                } catch (XAException failure) {
+                    throw new IllegalStateException(failure);
+                }
+            });
+            joining.rollback(first);
+            beside.get();
+        }
     }
 
     @Test

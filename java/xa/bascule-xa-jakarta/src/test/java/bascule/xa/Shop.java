@@ -95,6 +95,13 @@ final class Shop implements AutoCloseable {
         return found;
     }
 
+    /** Waits until consumers can receive exactly these messages; the timeout of the test limits the wait. */
+    void awaitWaiting(List<String> wanted) throws JMSException {
+        while (!waiting().equals(wanted)) {
+            Thread.onSpinWait();
+        }
+    }
+
     @Override
     public void close() throws JMSException {
         connection.close();
