@@ -204,8 +204,13 @@ def send_of(body: bytes, address: str) -> bytes:
     return send_entry(Send(SendFlag.DURABLE, Routing.ANYCAST, 4, 1, 0, 0, address, (), (), (), None, body))
 
 
-# Beside one valid message. Each message that is searched for costs Spark a worker; the slow suite has more than are searched at once.
-# With the second master, Spark has no slots for waiting tasks, and all diverts are carried in micro-batches.
+#: Messages on which a transformation fails, among and behind the valid ones. Each search halves the messages repeatedly, and each half is a
+#: job of Spark, so there are few messages.
+UNLUCKY, VALID_BEFORE = 5, 16
+
+
+# Beside the one among the valid messages. Each message that is searched for costs Spark a worker; the slow suite has more than are searched
+# at once. With the second master, Spark has no slots for waiting tasks, and all diverts are carried in micro-batches.
 @pytest.mark.parametrize(
     ("bad", "master"),
     [
@@ -217,12 +222,12 @@ def send_of(body: bytes, address: str) -> bytes:
 )
 def test_transformations_are_applied_and_messages_they_fail_on_are_dead_lettered(bridge: Bridge, bad: int, master: str) -> None:
     prefix = bridge.prefix
-    (bridge.directory / "changes.py").write_text("""
+    (bridge.directory / "changes.py").write_text(f"""
 from pyspark.sql import functions as F
 
 @F.udf
 def checked(text):
-    if text == "13" or text.startswith("1") and len(text) == 3:
+    if text == "{UNLUCKY}" or int(text) >= {VALID_BEFORE}:
         raise RuntimeError("unlucky")
     return text + "!"
 
@@ -240,7 +245,7 @@ start = "earliest"
 [[divert]]
 name = "upper"
 from = "flights"
-selector = "n < 50"
+selector = "n < 10"
 to = "{prefix}.upper"
 select = ["concat(upper(text), '-', properties['n']) as value", "'k' as key", "map('more', address) as headers"]
 start = "earliest"
@@ -255,18 +260,19 @@ start = "earliest"
     )
     journal = bridge.journal
     journal.start_epoch()
-    # Messages of several senders in one record; from number 100 on, a transformation fails.
-    sent = 100 + bad
+    # Messages of several senders in one record.
+    sent = VALID_BEFORE + bad
     for first in range(0, sent, 3):
         journal.send(*(text_message(str(number), properties={"n": number}) for number in range(first, min(first + 3, sent))))
     journal.flush()
     bridge.start()
     plain, upper, twice, dead = (bridge.reader(f"{prefix}.{name}") for name in ("plain", "upper", "twice", "dead"))
-    assert upper.wait_for(50) == [f"{n}-{n}" for n in range(50)]
-    assert twice.wait_for(198) == [f"{n}!" for n in range(100) if n != 13 for _ in range(2)]
+    assert upper.wait_for(10) == [f"{n}-{n}" for n in range(10)]
+    assert twice.wait_for(2 * VALID_BEFORE - 2) == [f"{n}!" for n in range(VALID_BEFORE) if n != UNLUCKY for _ in range(2)]
     assert plain.wait_for(sent) == [str(n) for n in range(sent)]
-    dead.wait_for(1 + sent - 100)
-    assert [decode_message(message.value() or b"").body for message in dead.seen] == ["13", *map(str, range(100, sent))]  # type: ignore[arg-type]
+    dead.wait_for(1 + bad)
+    failed = [str(UNLUCKY), *map(str, range(VALID_BEFORE, sent))]
+    assert [decode_message(message.value() or b"").body for message in dead.seen] == failed  # type: ignore[arg-type]
     assert b"unlucky" in dict(dead.seen[0].headers() or [])["__connect.errors.exception.message"]
     assert upper.seen[0].key() == b"k"
     headers = dict(upper.seen[0].headers() or [])
@@ -282,7 +288,7 @@ start = "earliest"
     )  # fmt: skip
     for result in audit_diverts(pipelines):
         assert result.exact, result
-        assert (result.expected, result.dead_lettered) == (sent, 1 + sent - 100 if result.divert == "twice" else 0)
+        assert (result.expected, result.dead_lettered) == (sent, 1 + bad if result.divert == "twice" else 0)
     producer = clients.producer({"bootstrap.servers": bridge.servers})
     copied = plain.seen[7]
     producer.produce(f"{prefix}.plain", copied.value(), copied.key(), headers=copied.headers())
