@@ -312,13 +312,16 @@ def _environment(configuration: Configuration, directory: Path, ports: dict[str,
     bootstrap, client = settings.kafka.bootstrap_servers, {}
     if bootstrap is None:
         bootstrap, client = f"{HOST}:{ports[OWN_PORT]}", client_login(directory / DIRECTORY)
-    env = {
-        "BASCULE_BROKER__PORT": str(ports["amqp"]),
-        "BASCULE_ADMIN__PORT": str(ports["admin"]),
-        "BASCULE_KAFKA__BOOTSTRAP_SERVERS": bootstrap,
-        "BASCULE_EMBEDDED__DATA_DIR": str(settings.embedded.data_dir),
-        "BASCULE_PIPELINES__INSTANCE": settings.pipelines.instance or settings.instance,
-    }
+    env = {"BASCULE_KAFKA__BOOTSTRAP_SERVERS": bootstrap}
+    if settings.pipelines.instance is None:
+        env["BASCULE_PIPELINES__INSTANCE"] = settings.instance
+    # A reload of the broker must find new values in the file, to say that they need a restart: only chosen ports and flags are passed on.
+    flags = partial(configuration.overriding, sources=1)
+    if flags("embedded", "data_dir") is not None:
+        env["BASCULE_EMBEDDED__DATA_DIR"] = str(settings.embedded.data_dir)
+    for section, name, port in (("broker", "amqp", settings.broker.port), ("admin", "admin", settings.admin.port)):
+        if port == 0 or flags(section, "port") is not None:
+            env[f"BASCULE_{section.upper()}__PORT"] = str(ports[name])
     # A reload of the parts must find a new level in the file, so only a flag is passed on.
     env |= {f"BASCULE_LOG__{key.upper()}": value for key, value in (configuration.overriding("log", sources=1) or {}).items()}
     env |= {f"BASCULE_KAFKA__CLIENT__{name.replace('.', '_').upper()}": value for name, value in client.items()}
