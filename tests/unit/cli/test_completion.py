@@ -33,6 +33,37 @@ def test_bash_completes_commands_and_values(tmp_path: Path, bascule: Bascule) ->
     assert (done.stdout, done.stderr) == ("purge\ntable wide csv json\n", "")
 
 
+def sourced(shell: str, text: str, tmp_path: Path) -> list[str]:
+    """Return the lines that a shell prints for a text, with ``bascule`` on its path."""
+    program = tmp_path / "bascule"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m bascule "$@"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path)}
+    command = [shell, "--no-config" if shell == "fish" else "-f", "-c", text]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+def test_fish_completes_commands_and_values(tmp_path: Path) -> None:
+    text = 'bascule completion fish | source; complete -C "bascule queue pu"; complete -C "bascule queue list --format "'
+    names = [line.partition("\t")[0] for line in sourced("fish", text, tmp_path)]
+    assert (names[0], sorted(names[1:])) == ("purge", ["csv", "json", "table", "wide"])
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
+def test_zsh_completes_commands(tmp_path: Path) -> None:
+    # _arguments works in the line editor only; the script gives it the commands with their descriptions.
+    text = (
+        "autoload -Uz compinit; compinit -u; source <(bascule completion zsh); print -r -- $_comps[bascule]\n"
+        '_arguments() { print -r -- "$@" }; words=(bascule queue pu); CURRENT=3; _bascule_completion'
+    )
+    registered, offered = sourced("zsh", text, tmp_path)
+    assert registered == "_bascule_completion"
+    assert "purge" in offered
+
+
 @pytest.mark.parametrize("shell", PROTOCOLS)
 @pytest.mark.parametrize(
     ("words", "found", "not_found"),
