@@ -222,6 +222,15 @@ const steps = {
     await press(page, "Show what it means", "dialog");
     await shows(page, "delayed' is still running");
   },
+  async "a pipeline shows what became of the last move of its position"() {
+    const pageOf = (collection, name) => page.goto(`${process.env.ADMIN}/console/#/pipeline?collection=${collection}&name=${name}`);
+    await pageOf("diverts", "delayed");
+    await shows(page, "accepted; the driver has not handled it yet (asked by bob");
+    await pageOf("ingresses", "airports");
+    await shows(page, "refused, nothing has moved: topic 'airports' was recreated (asked by bob");
+    await pageOf("ingresses", "weather");
+    await shows(page, "applied: the positions have moved (asked by bob");
+  },
   async "an ingress is created and deleted"() {
     await goTo(page, "Pipelines");
     await press(page, "Create an ingress");

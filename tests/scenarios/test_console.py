@@ -15,13 +15,16 @@ from pathlib import Path
 import pytest
 
 from bascule.client import Acknowledge, ConnectionLost, Context, Message, Queue, Topic, connect
+from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import own_topics
+from bascule.kafka.appender import Appender
 from bascule.kafka.control import ControlTopics
 from bascule.pipelines.spec import PipelinesSpec
 from bascule.server.pipelines import wall_ms
-from bascule.writer.control import DRIVER_KEY, DriverReport, PipelineReport, PipelineState
+from bascule.writer.control import DRIVER_KEY, DriverReport, OffsetsWish, PipelineReport, PipelineState
+from bascule.writer.position import MOVED, MovedMark, position_partition
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
 from tests.scenarios.test_redrive import bury
@@ -75,6 +78,11 @@ topics = ["airports"]
 to = "queue://airports"
 routing = "anycast"
 
+[[ingress]]
+name = "weather"
+topics = ["weather"]
+to = "queue://weather"
+
 [audit]
 file = "AUDIT"
 """
@@ -88,9 +96,10 @@ FLIGHTS = (
 def report_pipelines(system: System) -> None:
     """Report a pipeline as a driver does, and bury what it could not carry. No driver runs, so requests to it stay."""
     kafka, names = {"bootstrap.servers": system.bootstrap}, JournalTopics(system.prefix)
-    own_topics.ensure(
-        kafka, {names.dead_letters: own_topics.DEAD_LETTERS, names.control: own_topics.CONTROL, names.reports: own_topics.CONTROL}
-    )
+    own_topics.ensure(kafka, {
+        names.dead_letters: own_topics.DEAD_LETTERS, names.control: own_topics.CONTROL, names.reports: own_topics.CONTROL,
+        names.positions: own_topics.POSITIONS,
+    })  # fmt: skip
     bury(PipelinesSpec(system.prefix, kafka, topics=names), "delayed", "first", "second")
     later_ms = wall_ms() + LASTS_MS
     report = PipelineReport(
@@ -100,6 +109,15 @@ def report_pipelines(system: System) -> None:
     with closing(ControlTopics(kafka, names)) as topics:
         for future in topics.report({"divert:delayed": report, DRIVER_KEY: DriverReport("host-1", later_ms, True)}):
             future.result(WAIT_S)
+        for pipeline in ("divert:delayed", "ingress:airports", "ingress:weather"):
+            topics.want(pipeline, OffsetsWish(f"move of {pipeline}", (), "bob", wall_ms()))
+    # A driver has handled two of these requests, and moved one position.
+    with closing(Appender(kafka)) as appender:
+        for pipeline, moved, reason in (("ingress:airports", 0, "topic 'airports' was recreated"), ("ingress:weather", 1, "")):
+            key, mark = f"{MOVED}{pipeline}", MovedMark(f"move of {pipeline}", moved, 1, reason)
+            appender.append(Outgoing(names.positions, key.encode(), mark.position().encode(), partition=position_partition(key))).result(
+                WAIT_S
+            )
 
 
 @pytest.fixture

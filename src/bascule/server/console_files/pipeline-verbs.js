@@ -2,7 +2,7 @@
 
 import { act, may } from "./api.js";
 import { asked, attempt, confirmed } from "./dialogs.js";
-import { h, latency, link, number } from "./dom.js";
+import { h, latency, link, moment, number } from "./dom.js";
 import { definitionOf, FIELDS, filled, FIRST } from "./pipeline-fields.js";
 import { PIPELINES } from "./requests.js";
 import { grid } from "./table.js";
@@ -53,7 +53,16 @@ export async function movePosition(collection, name, target) {
   const lines = plan.moves.map((each) => `${each.topic} ${each.partition}: from ${each.offset} to ${each.to}, skips ${number(each.skipped)}, repeats ${number(each.repeated)}`);
   const text = `${lines.join("; ")}.${plan.discards ? " Messages that nothing else has would be LOST." : ""}`;
   if (!(await confirmed(`Move the position of ${name}`, text, "Move", plan.discards ? "discard" : ""))) return;
-  await attempt(() => act(move, { token: plan.token, discard: plan.discards }, { names }), () => `the driver moves the position of ${name}`);
+  await attempt(() => act(move, { token: plan.token, discard: plan.discards }, { names }), () => `asked the driver to move the position of ${name}`);
+}
+
+// What became of the last request to move positions: the driver applies it, or refuses it and says why.
+export function moveOutcome(request) {
+  if (request === null) return "";
+  const said = {
+    pending: "accepted; the driver has not handled it yet", done: "applied: the positions have moved", refused: `refused, nothing has moved: ${request.error}`,
+  };
+  return `${said[request.state]} (asked by ${request.by}, ${moment(request.at_ms)})`;
 }
 
 export async function deletePipeline(collection, name) {
