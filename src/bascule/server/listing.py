@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -20,6 +21,8 @@ PART_ENTRIES: Final = 50
 PART_ENTRIES_MAX: Final = 500
 #: Maximum number of characters of a search, since each entry is compared with it.
 SEARCH_MAX: Final = 200
+#: Entries that one call sorts.
+SORTED_AT_ONCE: Final = 1_000
 #: Maximum offset of a part: no broker has more entries.
 PART_OFFSET_MAX: Final = 999_999_999
 
@@ -97,7 +100,17 @@ def _cut(rows: Sequence[Any], request: PartRequest, columns: ListColumns, keys: 
     if request.search:
         searched = [keys[column] for column in columns.searched]
         places = [place for place in places if any(request.search in str(rows[place][key]).casefold() for key in searched)]
-    # Not ``sorted``, which holds the interpreter, and with it the event loop, until all is sorted.
-    pick, sort = (heapq.nlargest if request.descending else heapq.nsmallest), keys[request.sort]
-    part = pick(request.offset + request.limit, places, key=lambda place: rows[place][sort])
-    return part[request.offset :], len(places)
+    sort, end = keys[request.sort], request.offset + request.limit
+
+    def key(place: int) -> Any:
+        return rows[place][sort]
+
+    # Not ``sorted`` of all, which holds the interpreter, and with it the event loop, until all is sorted. So does a large heap.
+    if end <= SORTED_AT_ONCE:
+        pick = heapq.nlargest if request.descending else heapq.nsmallest
+        return pick(end, places, key=key)[request.offset :], len(places)
+    runs = [
+        sorted(places[begin : begin + SORTED_AT_ONCE], key=key, reverse=request.descending)
+        for begin in range(0, len(places), SORTED_AT_ONCE)
+    ]
+    return list(islice(heapq.merge(*runs, key=key, reverse=request.descending), request.offset, end)), len(places)
