@@ -21,11 +21,12 @@ from bascule.broker.collecting import Collector
 from bascule.broker.duplicates import WINDOWS_MAX
 from bascule.broker.memory import measuring
 from bascule.broker.policy import AddressPolicy, Policy
+from bascule.broker.policy_change import change_policy
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.ready import SELECTORS_MAX
 from bascule.broker.turns import TURN_STEPS, Work
 from bascule.core.build import build
 from bascule.core.destination import Routing
-from bascule.core.errors import BasculeError
 from bascule.jms.selector import compile_selector
 from bascule.journal.records import MESSAGES_PER_RECORD_MAX
 from bascule.testing.broker import BrokerInMemory, Receiver, Sender, message_bytes
@@ -167,14 +168,9 @@ def many_selectors(state: Extreme) -> None:
     """Deliver, return and measure messages of a queue with a view for each of very many selectors."""
     queue = state.queue()
     taker = state.broker.attach(queue, 0)
-    refused = 0
-    for number in range(state.many(CONSUMERS)):
+    for number in range(state.many(SELECTORS_MAX)):
         receiver = Receiver(5)
-        try:
-            receiver.consumer = state.engine.attach(queue, receiver, compile_selector(f"n = {number + 10}"))
-        except BasculeError:
-            refused += 1
-            continue
+        receiver.consumer = state.engine.attach(queue, receiver, compile_selector(f"n = {number + 10}"))
         state.engine.wake(queue, receiver.consumer)
     state.settle()
     for number in range(4):
@@ -211,12 +207,12 @@ def many_consumers_deleted(state: Extreme) -> None:
     state.run("deletion", lambda: state.engine.delete_queue(queue), 4_000)
 
 
-def many_consumers_woken(state: Extreme) -> None:
-    """Wake very many consumers of a queue at once, without messages."""
+def settings_changed(state: Extreme) -> None:
+    """Change the settings of a queue with very many consumers."""
     queue = state.queue()
     state.consumers(queue, state.many(CONSUMERS), 1)
     state.bound()
-    state.run("wake of all", lambda: state.engine.wake(queue), 4_000)
+    state.run("changed settings", partial(change_policy, state.engine, Policy(AddressPolicy(auto_delete=False, prefetch_max=7))), 4_000)
 
 
 def groups_left(state: Extreme) -> None:
@@ -280,7 +276,7 @@ def _timed(work: Iterator[int]) -> list[float]:
 
 
 STATES: Final = (
-    windows, windows_in_turns, queues_changed, many_selectors, many_starved, many_consumers_deleted, many_consumers_woken, groups_left,
+    windows, windows_in_turns, queues_changed, many_selectors, many_starved, many_consumers_deleted, settings_changed, groups_left,
     many_subscriptions, large_commit, deep_purge,
 )  # fmt: skip
 
