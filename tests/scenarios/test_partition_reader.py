@@ -91,7 +91,9 @@ def test_following_reader_says_so_before_it_returns_records_of_a_recreated_topic
         append(b"1")
         assert first is not None
         assert read(reader, b"1") == first, "no further check is needed"
+        assert reader.read_topic_id == topics.id(topic)
         topics.delete([topic])
         topics.create(topic, 1, {})
         append(b"A", b"B", b"C")
         assert read(reader, b"C") != first
+        assert reader.read_topic_id == topics.id(topic)

@@ -421,6 +421,10 @@ class BrokerIntake(ProcessEffects):
         """Return the same number at all times."""
         return 0
 
+    def read_topic_id(self) -> str:
+        """Return the id of the topic, which is never deleted."""
+        return INGRESS_ID
+
     async def open(self, offset: int, committed: bool) -> None:
         """Set the position; no request is needed."""
         self._position, self._committed = offset, committed

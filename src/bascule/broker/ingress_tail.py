@@ -95,6 +95,10 @@ class IngressEffects(Protocol):
         """Return a number that changes before ``read`` returns records of a recreated topic; None if the reader does not know."""
         ...
 
+    def read_topic_id(self) -> str:
+        """Return the id of the topic to which the records belong that ``read`` has returned; "" if the reader does not know."""
+        ...
+
     async def open(self, offset: int, committed: bool) -> None:
         """Begin to read at an offset, and close the previous reader."""
         ...
@@ -202,6 +206,9 @@ class IngressReading:
         looked_long_ago = self._effects.now_s() - self._looked_s > LOOK_S
         if looked_long_ago or (records and not self._surely_of_the_same_topic()):
             await self._recognise()
+        if records and (read := self._effects.read_topic_id()) and read != self.topic_id:
+            await self._recognise()
+            raise Unavailable(f"the records belong to topic id {read}, and Kafka reports {self.topic_id}; will retry until both agree")
         if records or looked_long_ago:
             await self._see_what_is_open(idle=not records)
         return records

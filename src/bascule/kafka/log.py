@@ -231,6 +231,11 @@ class PartitionReader:
         """Return a number that changes before this reader returns records of a recreated topic; None if this cannot be known."""
         return None if self._view_log is None else self._view_log.view
 
+    @property
+    def read_topic_id(self) -> str:
+        """Return the id of the topic to which the returned records belong, as the client knows it; "" if this cannot be known."""
+        return "" if self._view_log is None else self._view_log.topic_id
+
     def renew(self) -> None:
         """Continue to read with a new client. Raises Unavailable if none can be made."""
         fresh = self._client()

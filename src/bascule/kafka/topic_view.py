@@ -2,7 +2,8 @@
 
 A fetch request of librdkafka names its topic by the topic's id (Fetch version 13 or later), and Kafka does not answer a request for a
 deleted topic with records of another one. The client learns the id of a recreated topic only from an answer to a metadata request, and
-continues at the same offset. So all records that come between two such answers belong to one topic.
+continues at the same offset. So all records that come between two such answers belong to one topic. The client also writes a line
+when it learns the id: the records behind this line belong to the topic with this id.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from typing import Final
 
 from bascule.core.log import ClientLog, EventLog
 
-#: The debug context of the client whose lines a TopicViewLog reads.
-CONTEXT: Final = "protocol"
-#: The first word of a line about an answer, and the answers that count.
+#: The debug contexts of the client whose lines a TopicViewLog reads. ``topic`` adds no lines for each fetch.
+CONTEXT: Final = "protocol,topic"
+#: The first words of lines about answers and about what they say, and the answers that count.
 _ANSWERED: Final = "RECV"
+_METADATA: Final = "METADATA"
 _ANSWER: Final = re.compile(r": Received (Fetch|Metadata)Response \(v(\d+),")
+#: A line about the id of the topic, and the id that stands for none.
+_LEARNT: Final = re.compile(r": Topic .* changed id from \S+ to (\S+)$")
+_NO_ID: Final = "A" * 22
 #: From this version on, a fetch request names the id of a topic.
 _BY_ID: Final = 13
 #: The level of debug lines.
@@ -32,7 +37,7 @@ class TopicViewLog(ClientLog):
     If a later librdkafka writes other lines, ``view`` stays None: the topic is checked after each read, which is slower, but as safe.
     """
 
-    __slots__ = ("_by_id", "_debugging", "_view")
+    __slots__ = ("_by_id", "_debugging", "_id", "_view")
 
     def __init__(self, log: EventLog, *, debugging: bool = False) -> None:
         """``debugging``: the user has asked for debug lines, so they are logged as well."""
@@ -40,6 +45,12 @@ class TopicViewLog(ClientLog):
         self._debugging = debugging
         self._by_id = False
         self._view: int | None = None
+        self._id = ""
+
+    @property
+    def topic_id(self) -> str:
+        """Return the id of the topic to which the records belong that the client returns; "" if this cannot be known."""
+        return self._id if self._by_id else ""
 
     @property
     def view(self) -> int | None:
@@ -50,7 +61,11 @@ class TopicViewLog(ClientLog):
         """Handle a log line of the client."""
         if level > _DEBUG or self._debugging:
             super().log(level, text, *arguments)
-        if level > _DEBUG or not arguments or arguments[0] != _ANSWERED or (found := _ANSWER.search(str(arguments[-1]))) is None:
+        if level > _DEBUG or not arguments:
+            return
+        if arguments[0] == _METADATA and (learnt := _LEARNT.search(str(arguments[-1]))) is not None:
+            self._id = "" if learnt[1] == _NO_ID else learnt[1]
+        if arguments[0] != _ANSWERED or (found := _ANSWER.search(str(arguments[-1]))) is None:
             return
         if found[1] == "Metadata":
             self._view = next(_views)

@@ -124,6 +124,10 @@ class _Effects:
         """Return a number that changes before ``read`` returns records of a recreated topic; None if the reader does not know."""
         return None if self._reader is None else self._reader.topic_view
 
+    def read_topic_id(self) -> str:
+        """Return the id of the topic to which the records belong that ``read`` has returned; "" if the reader does not know."""
+        return "" if self._reader is None else self._reader.read_topic_id
+
     async def open(self, offset: int, committed: bool) -> None:
         """Begin to read at an offset. Raises Unavailable."""
         self.close()

@@ -34,6 +34,9 @@ class Topic:
     def topic_view(self) -> int | None:
         return None
 
+    def read_topic_id(self) -> str:
+        return ""
+
     async def open(self, offset: int, committed: bool) -> None: ...
 
     async def read(self) -> Sequence[IngressRecord]:
@@ -130,3 +133,29 @@ def test_simulated_fault_of_a_topic_that_is_not_checked_takes_records_of_another
     reading(topic, IngressTailViolation.VIEW_NOT_CHECKED)
     assert topic.checked == [0]
     assert topic.taken == 3
+
+
+class Late(Watched):
+    """A recreated topic. The node that answers the check learns of it after some checks; the reader knows at once."""
+
+    def __init__(self, late_checks: int) -> None:
+        super().__init__(*[1] * 40)
+        self.late_checks = late_checks
+
+    def ending(self) -> bool:
+        return self.reads > 30
+
+    def read_topic_id(self) -> str:
+        return "id of the new topic"
+
+    async def topic_id(self) -> str:
+        self.checked.append(self.reads)
+        return "id" if len(self.checked) <= self.late_checks else "id of the new topic"
+
+
+@pytest.mark.parametrize("late_checks", [1, 2, 9])
+def test_no_record_of_a_recreated_topic_is_taken_however_late_the_checked_node_learns_of_it(late_checks: int) -> None:
+    topic = Late(late_checks)
+    assert "the topic was recreated" in reading(topic).failure
+    assert topic.taken == 0
+    assert len(topic.checked) == late_checks + 1

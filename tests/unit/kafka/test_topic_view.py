@@ -49,6 +49,22 @@ def test_client_whose_lines_are_others_says_nothing() -> None:
     assert log.view is None
 
 
+def test_id_of_the_topic_is_known_once_the_client_has_learnt_it_and_fetches_by_it() -> None:
+    log = TopicViewLog(get_log("test"))
+
+    def learn(found: str) -> str:
+        log.log(10, "%s %s", "METADATA", f"[thrd:main]: Topic a b changed id from {'A' * 22} to {found}")
+        return log.topic_id
+
+    assert learn("D4PxC30KRd2y06kNRaCD+Q") == "", "no fetch has used it"
+    hear(log, "FetchResponse", 16)
+    assert log.topic_id == "D4PxC30KRd2y06kNRaCD+Q"
+    assert learn("E4PxC30KRd2y06kNRaCD+Q") == "E4PxC30KRd2y06kNRaCD+Q"
+    assert learn("A" * 22) == ""
+    hear(log, "FetchResponse", 12)
+    assert learn("D4PxC30KRd2y06kNRaCD+Q") == ""
+
+
 @pytest.mark.parametrize("debugging", [False, True])
 def test_debug_lines_are_logged_only_for_a_user_who_wants_them(debugging: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")

@@ -60,6 +60,7 @@ class Reader:
     """A reader that returns one record at a time, so that each is a step."""
 
     topic_view: int | None = None
+    read_topic_id = ""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._position = 0
