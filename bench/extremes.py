@@ -248,8 +248,8 @@ def large_commit(state: Extreme) -> None:
     state.bound()
     planned: list[bool] = []
     while not planned or not planned[-1]:
-        state.engine.turns.begin_turn()
-        state.turn("plan of a commit", lambda: planned.append(state.engine.plan_commit(transaction)))
+        state.turn("plan of a commit", state.engine.go_on)
+        state.turn("request of a commit", lambda: planned.append(state.engine.plan_commit(transaction)))
     state.run("commit", lambda: state.engine.commit(transaction, lambda *_: None), 4_000)
 
 
