@@ -28,8 +28,9 @@ from bascule.xa.two_phase import TwoPhase
 from bascule.xa.xid import Xid, branch
 from tests.sim.branch_calls import ROOM_MS, TOPICS, SimulatedCalls
 from tests.sim.cluster import NODES
+from tests.sim.effects import Clock
 from tests.sim.kafka import Kafka, NetworkConditions
-from tests.sim.managers import Clock, Told
+from tests.sim.managers import Told
 from tests.sim.tables import DECISIONS, DecisionTopic
 from tests.sim.world import Process, World
 from tests.sim.xa_resources import Database, FaultRates

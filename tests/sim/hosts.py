@@ -31,7 +31,8 @@ from bascule.xa.two_phase import TwoPhase
 from bascule.xa.xid import Xid
 from tests.sim import driver
 from tests.sim.driver import Connection, Server, ServerFaults
-from tests.sim.managers import Clock, Told
+from tests.sim.effects import Clock
+from tests.sim.managers import Told
 from tests.sim.world import Process, World
 from tests.support.history import Tally
 

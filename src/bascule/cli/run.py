@@ -120,8 +120,7 @@ def up(
     configure(settings.log.values)
     if settings.pipelines.enabled:
         require("pipelines", "or start without pipelines: bascule up --no-pipelines")
-    _keep_files_private()
-    _write_no_core_dumps()
+    _keep_data_private()
     directory = settings.embedded.data_dir.absolute()
     with StopSignals(impatient=True) as stop, _only_one(directory):
         listeners = {
@@ -169,8 +168,7 @@ def broker(
 
     configuration = complete(loaded)
     settings = configuration.settings
-    _keep_files_private()
-    _write_no_core_dumps()
+    _keep_data_private()
     from bascule.embedded.service_manager import ServiceManager
     from bascule.server.node import run_broker
     from bascule.server.reload import ReloadSource
@@ -199,7 +197,7 @@ def pipelines(config: ConfigOption = None, log_format: LogFormatOption = None, l
     settings = with_own_access(configuration.settings, REMEDY)
     for name in list(filter(is_setting, os.environ)):
         del os.environ[name]  # Spark and transformations would inherit them
-    _write_no_core_dumps()
+    _keep_data_private()
     from bascule.embedded.service_manager import ServiceManager
     from bascule.pipelines.driver import run
 
@@ -227,8 +225,7 @@ def kafka(config: ConfigOption = None, data_dir: DataDirOption = None, kafka_por
     configuration = read()
     settings = configuration.settings
     configure(settings.log.values)
-    _keep_files_private()
-    _write_no_core_dumps()
+    _keep_data_private()
     directory = settings.embedded.data_dir.absolute()
     with StopSignals(impatient=True) as stop, _only_one(directory):
         LogReload(configuration, read, NO_SERVICE_MANAGER, whole_process=False).on_hangup()
@@ -330,18 +327,15 @@ def _environment(configuration: Configuration, directory: Path, ports: dict[str,
     return env | ({"BASCULE_CONFIG": str(configuration.file)} if configuration.file else {})
 
 
-def _keep_files_private() -> None:
-    """Let this process and its children create files that only their owner may read: logs, messages and positions."""
+def _keep_data_private() -> None:
+    """Let this process and its children create files that only their owner may read, and write no core dumps.
+
+    Logs, messages and positions are in the files, secrets and messages in a core dump. The hard limit stays, so that
+    ``prlimit --core=unlimited --pid PID`` permits a dump for an analysis.
+    """
     from bascule.config.private_file import PRIVATE_UMASK
 
     os.umask(PRIVATE_UMASK)
-
-
-def _write_no_core_dumps() -> None:
-    """Let a crash of this process or of its children write no core dump, which would contain secrets and messages.
-
-    The hard limit stays, so that ``prlimit --core=unlimited --pid PID`` permits a dump for an analysis.
-    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 

@@ -1,4 +1,4 @@
-"""A crash of a process that knows secrets and messages writes no core dump, also if the shell allows core dumps."""
+"""A process that knows secrets and messages writes no core dump, and only files that no other user can read, whatever the shell allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.support.speed import SLOWNESS
 SOON_S = 60.0 * SLOWNESS
 
 
-def allow_core_dumps() -> None:
+def allow_everything() -> None:
+    os.umask(0)
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
 
@@ -28,13 +29,13 @@ def core_limit(pid: int) -> str:
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_CORE)[1] == 0, reason="nothing may write core dumps here")
 @pytest.mark.parametrize("command", ["broker", "pipelines"])
-def test_process_that_knows_secrets_writes_no_core_dump(command: str, tmp_path: Path) -> None:
+def test_process_that_knows_secrets_keeps_them_private(command: str, tmp_path: Path) -> None:
     """The process waits for a Kafka that does not exist."""
     environment = {**os.environ, "BASCULE_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", "BASCULE_EMBEDDED__DATA_DIR": str(tmp_path)}
     environment |= {"BASCULE_BROKER__PORT": "0", "BASCULE_ADMIN__PORT": "0"}
     process = subprocess.Popen(
         [sys.executable, "-m", "bascule.cli", command], env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        preexec_fn=allow_core_dumps,
+        preexec_fn=allow_everything,
     )  # fmt: skip
     try:
         end_s = time.monotonic() + SOON_S
@@ -42,6 +43,7 @@ def test_process_that_knows_secrets_writes_no_core_dump(command: str, tmp_path: 
             time.sleep(0.05)
         assert process.poll() is None
         assert core_limit(process.pid) == "0"
+        assert "Umask:\t0077" in Path(f"/proc/{process.pid}/status").read_text()
     finally:
         process.kill()
         process.communicate()
