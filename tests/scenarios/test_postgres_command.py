@@ -61,9 +61,32 @@ def test_program_prepares_a_transaction_in_the_database_and_commits_it_after_a_r
         assert own.execute("SHOW max_prepared_transactions").fetchone() == ("0",)
 
 
-def test_name_that_needs_quotes_is_refused_and_no_server_is_left(directory: Path) -> None:
-    argv = [*COMMAND, "--data-dir", str(directory), "--port", "0", "--database", "Shop; DROP"]
+def refusal(directory: Path, *options: str, status: int = 2) -> str:
+    """Run the command, which must end with ``status`` and not serve, and return its error."""
+    argv = [*COMMAND, "--data-dir", str(directory), *options]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=END_TIMEOUT_S, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "is no name of a database" in done.stderr
-    assert not (directory / "postmaster.pid").exists()
+    assert (done.returncode, done.stdout) == (status, "")
+    return done.stderr
+
+
+def test_name_that_needs_quotes_is_refused_before_anything_is_written(directory: Path) -> None:
+    assert "is no name of a database" in refusal(directory, "--port", "0", "--database", "Shop; DROP")
+    assert not directory.exists()
+
+
+def test_directory_with_other_files_is_refused_and_keeps_its_owner(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "letter.txt").write_text("mine")
+    owner = directory.stat().st_uid
+    assert "neither empty nor a data directory of PostgreSQL" in refusal(directory, "--port", "0")
+    assert directory.stat().st_uid == owner
+
+
+def test_port_of_another_server_is_refused_and_that_server_stays_as_it_was(directory: Path) -> None:
+    with serving(directory) as conninfo, psycopg.connect(conninfo, autocommit=True) as other:
+        other.execute("ALTER SYSTEM SET work_mem = '5MB'")
+        port = str(other.info.port)
+        assert "cannot be used" in refusal(directory.with_name("second"), "--port", port, "--database", "shop", status=3)
+        assert other.execute("SELECT count(*) FROM pg_database WHERE datname = 'shop'").fetchone() == (0,)
+    with serving(directory) as conninfo, psycopg.connect(conninfo) as other:
+        assert other.execute("SHOW work_mem").fetchone() == ("5MB",)

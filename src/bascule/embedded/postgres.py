@@ -34,17 +34,6 @@ STOP_TIMEOUT_S = 20.0
 ORPHANS_S = 10.0
 RETRY_S = 0.1
 
-SETTINGS = """
-# Written by Bascule at every start; changes are lost.
-listen_addresses = '{host}'
-port = {port}
-unix_socket_directories = ''
-max_prepared_transactions = {prepared}
-max_connections = {connections}
-shared_buffers = 32MB
-fsync = {fsync}
-"""
-
 #: Names of databases and users that need no quotes.
 NAME = r"[a-z_][a-z0-9_]{0,62}"
 CREATE = """
@@ -56,7 +45,8 @@ SELECT 'CREATE DATABASE "{name}" OWNER "{name}"' WHERE NOT EXISTS (SELECT FROM p
 class EmbeddedPostgres:
     """A PostgreSQL on loopback with its data in one directory. After a stop or kill it restarts on the same data and port.
 
-    Every user of the machine may connect. ``fsync=False`` is faster and survives a killed process, but not a power failure.
+    Every user of the machine may connect, also as the superuser, who can run programs as the user of the server. ``fsync=False`` is faster
+    and survives a killed process, but not a power failure.
     """
 
     def __init__(self, data_dir: Path, *, port: int = 0, fsync: bool = True, prepared_max: int = PREPARED_MAX) -> None:
@@ -98,10 +88,9 @@ class EmbeddedPostgres:
 
     def create_database(self, name: str) -> None:
         """Create a database and a user who owns it, if they do not exist. Raises InvalidInput for another kind of name, NotStarted."""
-        if not re.fullmatch(NAME, name):
-            raise InvalidInput(f"{name!r} is no name of a database; use lower-case letters, digits and _, at most 63 characters")
+        check_name(name)
         script = CREATE.format(name=name)
-        psql = [str(_binaries() / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", self.conninfo]
+        psql = [str(_binaries() / "psql"), "-X", "-w", "-q", "-v", "ON_ERROR_STOP=1", "-d", self.conninfo]
         done = subprocess.run(psql, input=script, capture_output=True, text=True, timeout=INIT_TIMEOUT_S, check=False)
         if done.returncode:
             raise NotStarted(f"PostgreSQL could not create the database {name}:\n{done.stderr[-4000:]}")
@@ -113,23 +102,34 @@ class EmbeddedPostgres:
         if not (self.data_dir / "PG_VERSION").exists():
             self._init(binaries, as_user)
         self.port = self.port or free_port(HOST)
-        settings = SETTINGS.format(
-            host=HOST, port=self.port, prepared=self.prepared_max, connections=CONNECTIONS_MAX, fsync="on" if self.fsync else "off"
-        )
-        (self.data_dir / "postgresql.auto.conf").write_text(settings)
-        self._child = Child([*as_user, binaries / "postgres", "-D", self.data_dir], log_file=self.log_file, name="PostgreSQL")
+        settings = [word for name, value in self._settings().items() for word in ("-c", f"{name}={value}")]
+        self._child = Child([*as_user, binaries / "postgres", "-D", self.data_dir, *settings], log_file=self.log_file, name="PostgreSQL")
         ready = [*as_user, str(binaries / "pg_isready"), "-q", "-h", HOST, "-p", str(self.port)]
         until_s = time.monotonic() + ORPHANS_S
         while True:
             self._child.start()
             try:
-                self._child.wait_ready(lambda: subprocess.run(ready, check=False).returncode == 0, START_TIMEOUT_S)
+                self._child.wait_ready(lambda: self._serves() and subprocess.run(ready, check=False).returncode == 0, START_TIMEOUT_S)
             except NotStarted:
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(RETRY_S)
             else:
                 return
+
+    def _settings(self) -> dict[str, object]:
+        """Return the settings of the server. They stand on its command line, so that the files of a data directory stay as they are."""
+        return {
+            "listen_addresses": HOST, "port": self.port, "unix_socket_directories": "", "max_prepared_transactions": self.prepared_max,
+            "max_connections": CONNECTIONS_MAX, "shared_buffers": "32MB", "fsync": "on" if self.fsync else "off",
+        }  # fmt: skip
+
+    def _serves(self) -> bool:
+        """Return whether the child is the server of the data directory: another server may listen on the port."""
+        try:
+            return (self.data_dir / "postmaster.pid").read_text().partition("\n")[0] == str(self.pid)
+        except OSError:
+            return False
 
     def stop(self) -> None:
         """Stop the server, even if clients are connected."""
@@ -154,6 +154,8 @@ class EmbeddedPostgres:
 
     def _init(self, binaries: Path, as_user: list[str]) -> None:
         self.data_dir.mkdir(parents=True, exist_ok=True)
+        if any(self.data_dir.iterdir()):
+            raise InvalidInput(f"{self.data_dir} is neither empty nor a data directory of PostgreSQL; choose another directory")
         if as_user:
             shutil.chown(self.data_dir, UNPRIVILEGED)
             if subprocess.run([*as_user, "test", "-w", self.data_dir], check=False).returncode:
@@ -167,6 +169,12 @@ class EmbeddedPostgres:
         )
         if done.returncode:
             raise NotStarted(f"PostgreSQL's data directory {self.data_dir} could not be created:\n{done.stdout[-4000:]}")
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidInput for the name of a database that needs quotes."""
+    if not re.fullmatch(NAME, name):
+        raise InvalidInput(f"{name!r} is no name of a database; use lower-case letters, digits and _, at most 63 characters")
 
 
 def _binaries() -> Path:

@@ -22,7 +22,9 @@ from bascule.xa.xid import Xid
 #: How long, in seconds, the end of a transaction waits for a call of the application in a branch that is rolled back.
 INTERRUPT_WITHIN_S: Final = 3.0
 #: Methods of driver connections that commit the transaction. PyMySQL and mysqlclient have the first two, MySQL Connector the third.
-COMMITTING: Final = frozenset({"begin", "autocommit", "start_transaction"})
+COMMITTING: Final = frozenset({"begin", "autocommit", "start_transaction", "executescript"})
+#: Methods of driver cursors that end the transaction: SQLite has the first one, also as a method of connections; pyodbc has the others.
+ENDING: Final = frozenset({"executescript", "commit", "rollback"})
 #: Marks the end of the rows.
 _END: Final = object()
 
@@ -96,7 +98,8 @@ class LocalCursor:
     def __getattr__(self, name: str) -> Any:
         if name == "connection" and self._calls.handle is not None:
             return self._calls.handle  # the one of the driver could commit
-        return _counted(getattr(self._raw, name), self._raw, self._calls)
+        found = getattr(self._raw, name)
+        return partial(_refuse, name) if name in ENDING and callable(found) else _counted(found, self._raw, self._calls)
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._raw, name, value)
@@ -176,7 +179,7 @@ class LocalConnection:
 
 
 def _refuse(name: str, *_arguments: object, **_options: object) -> NoReturn:
-    raise OutOfOrder(f"cannot call {name} on this connection: it commits, and only the transaction manager commits the transaction")
+    raise OutOfOrder(f"cannot call {name} within a transaction: it would end the transaction, which only the transaction manager does")
 
 
 def _counted(found: Any, owner: Any, calls: LocalCalls) -> Any:

@@ -360,9 +360,9 @@ def test_failed_statement_in_deciding_database_is_rolled_back_with_transaction(s
     [
         lambda handle: handle.execute("INSERT OR ROLLBACK INTO payments VALUES ('row')"),
         lambda handle: handle.execute("ROLLBACK"),
-        lambda handle: handle.executescript("SELECT 1"),  # the driver commits before it
+        lambda handle: handle.execute("COMMIT"),
     ],
-    ids=["rolled back by an error", "rolled back by a statement", "committed by the driver"],
+    ids=["rolled back by an error", "rolled back by a statement", "committed by a statement"],
 )
 def test_branch_whose_transaction_the_database_has_ended_does_not_commit_its_rest(
     shop: Shop, ended: Callable[[Any], object], alone: bool
@@ -463,6 +463,37 @@ def decision(outcome: Outcome = Outcome.COMMIT) -> Decision:
 
 def lost(*_: Any) -> None:
     raise sqlite3.OperationalError("connection lost")
+
+
+class EndingCursor(sqlite3.Cursor):
+    """A cursor with methods that end the transaction, as pyodbc has."""
+
+    def commit(self) -> None:
+        self.connection.commit()
+
+    def rollback(self) -> None:
+        self.connection.rollback()
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        lambda handle: handle.executescript("SELECT 1"),
+        lambda handle: handle.cursor().executescript("SELECT 1"),
+        lambda handle: handle.cursor(EndingCursor).commit(),
+        lambda handle: handle.cursor(EndingCursor).rollback(),
+    ],
+    ids=["script on the connection", "script on a cursor", "commit on a cursor", "rollback on a cursor"],
+)
+def test_no_method_of_connection_or_cursor_ends_the_transaction(shop: Shop, ending: Callable[[Any], object]) -> None:
+    with TransactionManager("shop", shop.log, [shop.broker, shop.database]) as manager:
+        transaction = manager.begin()
+        handle = transaction.enlist(shop.database)
+        handle.execute("INSERT INTO payments VALUES ('row')")
+        with pytest.raises(OutOfOrder, match="would end the transaction"):
+            ending(handle)
+        transaction.rollback()
+    assert shop.where == NEITHER
 
 
 def test_connection_lost_before_decision_is_written_rolls_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

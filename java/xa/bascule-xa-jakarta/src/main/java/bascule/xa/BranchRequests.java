@@ -73,12 +73,15 @@ final class BranchRequests {
         return true;
     }
 
-    /** Rolls back transactions that the broker keeps. Without an answer, they end with their connection. */
+    /** Rolls back transactions that the broker keeps. Without an answer, they end with their connection, or by the broker's timeout. */
     void rollbackSuspended(BranchId id, List<String> transactions) {
-        try {
-            management.handOver("rollback", id, transactions, 0);
-        } catch (AnswerLost lost) {
-            return;
+        for (int attempt = 0; attempt < 2; attempt++) { // the first one may find links that the broker has detached
+            try {
+                management.handOver("rollback", id, transactions, 0);
+                return;
+            } catch (AnswerLost lost) {
+                continue;
+            }
         }
     }
 

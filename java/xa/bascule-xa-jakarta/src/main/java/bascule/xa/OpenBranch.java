@@ -14,6 +14,9 @@ import org.apache.qpid.jms.JmsConnection;
  * <p>A resource may lock a branch, and a branch may lock the work in it. A branch locks no resource.
  */
 final class OpenBranch {
+    /** The broker refuses requests above 64 KiB, and the request to prepare names the transaction of each part. */
+    static final int PARTS_MAX = 1000;
+
     final BranchId id;
     final JmsConnection connection;
     final Deadline deadline;
@@ -49,6 +52,9 @@ final class OpenBranch {
         checkOpen(call);
         if (deadline.isOver()) {
             throw Failure.of(XAException.XA_RBTIMEOUT, call + ": branch " + id + " took longer than its transaction timeout");
+        }
+        if (parts.size() >= PARTS_MAX) {
+            throw Failure.of(XAException.XAER_PROTO, call + ": branch " + id + " has been left and joined " + PARTS_MAX + " times, and cannot be again");
         }
         SessionWork added = new SessionWork(this, transaction, session, deadline);
         parts.add(added);
