@@ -10,6 +10,7 @@ import pytest
 
 from bascule.core.errors import Unavailable
 from bascule.journal.records import Op, decode_send, entries
+from bascule.kafka import control as control_topics
 from bascule.kafka.control import ControlTopics
 from bascule.pipelines import control
 from bascule.pipelines.defined_positions import DefinedPositions
@@ -279,6 +280,36 @@ def test_driver_starts_many_ingresses_one_after_the_other_and_looks_after_those_
     # The reports of this driver say nothing about the next one, which has not started the ingresses yet.
     with bridge.running():
         wait_for(lambda: definer.states() == {}, "the reports of the earlier driver to be deleted")
+
+
+@pytest.mark.on_mock_cluster
+def test_ingresses_deleted_while_a_driver_has_not_started_them_yet_leave_no_positions(
+    bridge: Bridge, definer: Definer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_topics, "DELETIONS_MAX", 1)
+    names = ["in", "b", "c", "d"]
+    definer.produce("0")
+    for name in names:
+        definer.define(name=name)
+    with bridge.running() as running:
+        definer.follow(running)
+        definer.carry(running, 1)
+        definer.await_report(running, lambda found: len(found) == len(names))
+    # This driver deletes the reports of the earlier one, and ends before it has started an ingress.
+    with bridge.running():
+        wait_for(lambda: definer.states() == {}, "the reports of the earlier driver to be deleted")
+    for name in names:
+        definer.undefine(name)
+    deleted = definer.topics.wishes(TIMEOUT_S).deleted
+    with bridge.running() as running:
+        definer.follow(running)
+        assert definer.topics.begun("ingress:in", TIMEOUT_S) == ""
+        definer.define("2")
+        definer.follow(running)
+        definer.carry(running, 1)
+        assert [key for key in bridge.stored() if any(f"ingress:{name}" in key for name in names[1:])] == []
+    assert definer.messages() == carried([0, 0]), "the ingress that is created later begins at its start"
+    assert len(deleted) == len(names), "more deletions than the broker keeps of pipelines without positions"
 
 
 @pytest.mark.on_mock_cluster

@@ -217,7 +217,7 @@ LIMITS: Final = {
         Limit("server.pieces_answer", "ANSWER_TIMEOUT_S", "reading a long answer", "closes the connection", "s"),
         Limit("server.pipelines", "REQUESTS_AT_ONCE", "requests about pipelines at once", "makes the next answer later"),
         Limit("server.pipeline_definitions", "DEFINITIONS_MAX", "pipelines defined at run time", "answers 409"),
-        Limit("kafka.control", "DELETIONS_MAX", "records of deleted pipelines that no driver reports", "deletes the oldest"),
+        Limit("kafka.control", "DELETIONS_MAX", "records of deleted pipelines without report and positions", "deletes the oldest"),
         Limit("server.pipeline_definitions", "DEFINITION_BYTES_MAX", "the settings of a pipeline defined at run time", HTTP_400, "bytes"),
         Limit("core.linear_regex", "INSTRUCTIONS_MAX", "steps of a regular expression for each character of a text", HTTP_400),
         Limit("core.linear_regex", "PATTERN_LENGTH_MAX", "characters of a regular expression", HTTP_400),

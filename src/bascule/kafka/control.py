@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bascule.broker.coverage import CoverageMark
 from bascule.broker.divert_access import DivertAccess
+from bascule.core.errors import BasculeError
 from bascule.core.kafka_records import Outgoing
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
@@ -39,7 +40,7 @@ from bascule.writer.control import (
     encoded,
 )
 from bascule.writer.control_table import ControlRecord, covered_pipeline, named_pipeline, wishes_of
-from bascule.writer.position import DEFINED, DIVERT, POSITION_PARTITIONS, Position
+from bascule.writer.position import DEFINED, DIVERT, POSITION_PARTITIONS, Position, position_partition
 from bascule.writer.redrive import JOB_KEY, RedriveJob
 
 log = get_log(__name__)
@@ -48,7 +49,8 @@ C = TypeVar("C", PipelineDefinition, PipelineDeletion, CoverageMark, DivertAcces
 
 #: How long a deletion waits for Kafka to answer which records there are, in seconds.
 FORGET_TIMEOUT_S: Final = 10.0
-#: Records of deletions that are kept of pipelines that no driver reports. Each look at the topic decodes all of them.
+#: Records of deletions that are kept of pipelines without report and positions. Each look at the topic decodes all of them. The older ones
+#: are deleted when there are more than twice as many, so that few deletions have to read the positions.
 DELETIONS_MAX: Final = 100
 _KEYS: Final[Mapping[type, str]] = {Wish: WANTED_KEY, RestartWish: RESTART_KEY, OffsetsWish: OFFSETS_KEY}
 
@@ -159,12 +161,17 @@ class ControlTopics:
 
     def begun(self, pipeline: str, timeout_s: float) -> str:
         """Return the id of the definition to which stored positions of a pipeline belong, "" if there are none. Raises Unavailable."""
+        mark = f"{DEFINED}{pipeline}"
+        stored = self._positions([position_partition(mark)], timeout_s).get(mark.encode())
+        return "" if stored is None else Position.decode(stored.value).owner
+
+    def _positions(self, partitions: Sequence[int], timeout_s: float) -> Mapping[bytes, Stored]:
+        """Return the records of partitions of the positions, none if the topic does not exist. Raises Unavailable."""
         topic = self._topics.positions
         if topic not in Topics(self._kafka).partitions():
-            return ""
-        with closing(TableReader(self._kafka, topic, range(POSITION_PARTITIONS), shared=self._shared)) as reader:
-            stored = reader.read_behind_barrier(timeout_s).get(f"{DEFINED}{pipeline}".encode())
-        return "" if stored is None else Position.decode(stored.value).owner
+            return {}
+        with closing(TableReader(self._kafka, topic, partitions, shared=self._shared)) as reader:
+            return reader.read_behind_barrier(timeout_s)
 
     def want(self, pipeline: str, wish: Wish | RestartWish | OffsetsWish) -> None:
         """Store a wish, and return when Kafka has stored it. Raises Unavailable."""
@@ -188,20 +195,24 @@ class ControlTopics:
         self._store(f"{DEFINITION_KEY}{pipeline}", None)
         self._forget_wishes(pipeline)
         self._forget_covered(pipeline)
-        self._forget_deletions()
+        try:
+            self._forget_deletions()
+        except BasculeError as error:  # the pipeline is deleted, and the next deletion tries again
+            log.warning("could not forget old deletions of pipelines", error=str(error))
 
     def _forget_deletions(self) -> None:
-        """Delete the oldest records of deletions beyond DELETIONS_MAX, and keep those of pipelines that the driver reports.
+        """Delete the oldest records of deletions, and keep those of pipelines with a report or positions, and DELETIONS_MAX others.
 
-        The driver deletes its report when it has deleted the positions. Without its record, a deletion that a driver has not followed yet
-        would look like a lost definition, which keeps the positions.
+        Without its record, a deletion that no driver has followed yet would look like a lost definition, which keeps the positions. A
+        missing report alone does not prove that a driver has: a driver that starts deletes the reports of the earlier one.
         """
         records = self._table(self._topics.control, FORGET_TIMEOUT_S)
         found = {name: stored.offset for name, stored in records.items() if name.startswith(DELETED_KEY)}
-        if len(found) <= DELETIONS_MAX:
+        if len(found) <= 2 * DELETIONS_MAX:
             return
-        reported = self.reported(FORGET_TIMEOUT_S)
-        handled = sorted((name for name in found if name.removeprefix(DELETED_KEY) not in reported), key=found.__getitem__)
+        keys = [key.decode(errors="replace") for key in self._positions(range(POSITION_PARTITIONS), FORGET_TIMEOUT_S)]
+        kept = {key.removeprefix(DEFINED) for key in keys if key.startswith(DEFINED)} | self.reported(FORGET_TIMEOUT_S)
+        handled = sorted((name for name in found if name.removeprefix(DELETED_KEY) not in kept), key=found.__getitem__)
         for future in [
             self._shared.appender.append(_record(self._topics.control, name, None)) for name in handled[: len(handled) - DELETIONS_MAX]
         ]:
@@ -255,7 +266,9 @@ class ControlTopics:
         try:
             found = reader.read_behind_barrier(timeout_s) if decides else reader.read(timeout_s)
             if not decides and reader.retreated and topic == self._topics.reports:
-                reader.forget()  # without a barrier: a broker may only read the reports, and nothing is decided by them
+                # No barrier tells whether the topic was recreated, because a broker may only read the reports. The result may be old, and a
+                # report may be missing. A decision that depends on a missing report also reads the positions.
+                reader.forget()
                 found = reader.read(timeout_s)
             elif not decides and reader.retreated:  # raises an error if the topic was recreated: what was read is gone
                 found = reader.read_behind_barrier(timeout_s)

@@ -62,14 +62,20 @@ def held_definitions(pages: PipelinePages, known: KnownPipelines) -> PipelineDef
     return {"diverts": held["divert"], "ingresses": held["ingress"]}
 
 
-def replaceable(known: KnownPipelines, pipeline: str) -> PipelineDefinition:
-    """Return what is known about a definition that cannot be read, or is lost: its id, and a revision that is not below its own.
+def known_id(known: KnownPipelines, pipeline: str) -> str:
+    """Return the id of a definition that cannot be read, or is lost, as the driver or brokers have stored it; "" if none of them has.
 
-    The positions of the pipeline belong to the id. Driver and brokers have stored it; if none of them has, the pipeline has not begun.
+    The positions of the pipeline belong to the id. Drivers of earlier versions report no id.
     """
+    report, ids = known.reports.pipelines.get(pipeline), {mark.id for mark in known.wishes.covered.get(pipeline, ())}
+    if report is not None and report.definition_id:
+        return report.definition_id
+    return ids.pop() if len(ids) == 1 else ""
+
+
+def replaceable(known: KnownPipelines, pipeline: str, id: str) -> PipelineDefinition:
+    """Return what is known about a definition with an id that cannot be read, or is lost: a revision that is not below its own."""
     report, marks = known.reports.pipelines.get(pipeline), known.wishes.covered.get(pipeline, ())
-    ids = {mark.id for mark in marks}
-    id = report.definition_id if report is not None and report.definition_id else ids.pop() if len(ids) == 1 else uuid.uuid4().hex
     revisions = [mark.revision for mark in marks if mark.id == id]
     return PipelineDefinition(id, max((1 if report is None else report.revision, 1, *revisions)), {})
 
@@ -160,7 +166,7 @@ class DefinitionPages:
         elif new and pipeline not in known.wishes.lost:
             raise DefinitionConflict(f"{self._kind} {name!r} exists already; change it (bascule {self._kind} change {name})")
         elif before is None:
-            before = replaceable(known, pipeline)
+            before = replaceable(known, pipeline, known_id(known, pipeline) or await self._id_of_new(known, pipeline))
         else:
             check_change(self._kind, before.settings, given)
         replaced = request.query_params.get(REVISION)
@@ -180,7 +186,7 @@ class DefinitionPages:
         return {"revision": after.revision}
 
     async def _id_of_new(self, known: KnownPipelines, pipeline: str) -> str:
-        """Return the id for a pipeline that no topic of the control knows: that of its stored positions, if nobody has deleted it."""
+        """Return the id for a pipeline whose id no topic of the control knows: that of its positions, or a new one if it was deleted."""
         begun = "" if pipeline in known.wishes.deleted else await self._pages.beside(partial(self._pages.topics.begun, pipeline, BEGUN_S))
         return begun or uuid.uuid4().hex
 

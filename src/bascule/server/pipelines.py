@@ -239,6 +239,8 @@ class PipelinePages:
         own, report = self.definition(known, pipeline), known.reports.pipelines.get(pipeline)
         if own is not None:
             return JSONResponse(dict(own.settings))
+        if pipeline in known.wishes.undefined:
+            raise UnknownAddress(known.wishes.trouble(pipeline))
         if report is None or not report.definition:
             raise UnknownAddress(
                 f"no driver has reported the settings of {kind} {request.path_params['name']!r:.60} yet; start the pipelines"

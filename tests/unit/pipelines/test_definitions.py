@@ -16,6 +16,7 @@ from tests.scenarios.test_definitions import (  # noqa: F401
     test_ingress_of_the_file_that_moves_to_run_time_begins_as_a_new_one,
     test_ingress_stays_paused_across_drivers_and_can_be_deleted_so,
     test_ingress_whose_definition_is_lost_keeps_its_positions_until_it_is_created_again_or_deleted,
+    test_ingresses_deleted_while_a_driver_has_not_started_them_yet_leave_no_positions,
     test_step_that_fails_is_repeated,
     topics,
 )

@@ -15,9 +15,10 @@ from bascule.broker.coverage import CoverageMark
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka import control, own_topics
 from bascule.kafka.control import ControlTopics
+from bascule.kafka.history import TopicHistory
 from bascule.server import pipeline_definitions
 from bascule.server.audit import AuditTrail, FileSink
-from bascule.server.pipeline_definitions import replaceable
+from bascule.server.pipeline_definitions import known_id, replaceable
 from bascule.server.pipelines import KnownPipelines
 from bascule.writer.control import (
     PipelineDefinition,
@@ -29,10 +30,12 @@ from bascule.writer.control import (
     Wish,
     Wishes,
 )
-from bascule.writer.position import DEFINED, defined_mark
+from bascule.writer.position import DEFINED, POSITION_PARTITIONS, defined_mark, position_partition
 from tests.unit.server.test_pipelines import NOW_MS, REPORT, asked, cluster, report, topics  # noqa: F401 - fixtures
 
 Request = Callable[..., tuple[int, Any]]
+#: Stores the mark that positions of a pipeline belong to the definition with an id; None deletes it.
+Positions = Callable[[str, str | None], None]
 PRICES = {"topics": ["prices"], "to": "queue://prices", "start": "latest"}
 OTHER = PipelineReport(PipelineState.RUNNING, "host-1", NOW_MS, revision=1)
 
@@ -308,7 +311,8 @@ def test_damaged_definition_of_a_covered_divert_keeps_its_id_and_a_higher_revisi
     topics.say_covered("orders2", 5, CoverageMark("id", 3, 9))
     damage(topics, "definition/divert:orders2")
     known = KnownPipelines(topics.reports(10), topics.wishes(10))
-    assert replaceable(known, "divert:orders2") == PipelineDefinition("id", 3, {})
+    assert known_id(known, "divert:orders2") == "id"
+    assert replaceable(known, "divert:orders2", "id") == PipelineDefinition("id", 3, {})
 
 
 def test_name_of_a_definition_that_cannot_be_read_is_not_free_for_another_kind(topics: ControlTopics) -> None:
@@ -345,14 +349,40 @@ def test_pipeline_whose_definition_is_lost_can_be_created_with_its_id_or_deleted
     asked(topics, ask)
 
 
-def test_pipeline_that_only_its_positions_know_is_created_with_their_id_unless_it_was_deleted(topics: ControlTopics) -> None:
+@pytest.fixture
+def positions(topics: ControlTopics) -> Positions:
     own_topics.ensure(topics._kafka, {"bascule.positions": own_topics.POSITIONS})
-    key = f"{DEFINED}ingress:prices".encode()
+
+    def store(pipeline: str, id: str | None) -> None:
+        mark = f"{DEFINED}{pipeline}"
+        value = None if id is None else defined_mark(id).encode()
+        topics._shared.appender.append(Outgoing("bascule.positions", mark.encode(), value, partition=position_partition(mark))).result(10)
+
+    return store
+
+
+@pytest.mark.parametrize("found", ["damaged", "lost"])
+def test_definition_that_only_positions_know_is_replaced_with_their_id(topics: ControlTopics, positions: Positions, found: str) -> None:
+    """A driver of an earlier version reports no id, and the definition is lost, or cannot be read."""
 
     def ask(request: Request) -> None:
         create(request)
+        before = definition(topics)
+        positions("ingress:prices", before.id)
+        report(topics, ingress_prices=replace(OTHER, state=PipelineState.FAILED, revision=4))
+        topics._store("definition/ingress:prices", None if found == "lost" else b"x")
+        assert (change(request)[0], definition(topics).id, definition(topics).revision) == (202, before.id, 5)
+
+    asked(topics, ask)
+
+
+def test_pipeline_that_only_its_positions_know_is_created_with_their_id_unless_it_was_deleted(
+    topics: ControlTopics, positions: Positions
+) -> None:
+    def ask(request: Request) -> None:
+        create(request)
         first = definition(topics).id
-        topics._shared.appender.append(Outgoing("bascule.positions", key, defined_mark(first).encode(), partition=3)).result(10)
+        positions("ingress:prices", first)
         topics._store("definition/ingress:prices", None)  # as if somebody had recreated both topics of the control
         assert create(request)[1]["revision"] == 1
         assert definition(topics).id == first
@@ -361,6 +391,18 @@ def test_pipeline_that_only_its_positions_know_is_created_with_their_id_unless_i
         assert definition(topics).id != first, "the driver has not deleted the positions yet"
 
     asked(topics, ask)
+
+
+def test_positions_of_other_pipelines_are_not_asked_for_the_id_of_one(topics: ControlTopics, positions: Positions) -> None:
+    positions("ingress:prices", "1")
+
+    def ends() -> list[int]:
+        return [TopicHistory(topics._kafka, "bascule.positions", each).latest() for each in range(POSITION_PARTITIONS)]
+
+    before = ends()
+    assert (topics.begun("ingress:prices", 10), topics.begun("ingress:stock", 10)) == ("1", "")
+    asked = [position_partition(f"{DEFINED}ingress:{name}") for name in ("prices", "stock")]
+    assert [each for each, (end, old) in enumerate(zip(ends(), before, strict=True)) if end > old] == sorted(asked), "barrier records"
 
 
 def test_deletion_is_stored_with_its_author(topics: ControlTopics) -> None:
@@ -375,17 +417,39 @@ def test_deletion_is_stored_with_its_author(topics: ControlTopics) -> None:
     assert topics.wishes(10) == Wishes(), "a damaged deletion deletes nothing, and holds nothing"
 
 
-def test_oldest_deletions_are_forgotten_unless_a_driver_may_have_the_positions(
-    topics: ControlTopics, monkeypatch: pytest.MonkeyPatch
+def test_oldest_deletions_are_forgotten_unless_the_driver_has_a_report_or_positions(
+    topics: ControlTopics, positions: Positions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "DELETIONS_MAX", 3, raising=False)
-    report(topics, ingress_first=OTHER)
-    for name in ("first", "second", "third", "fourth", "fifth", "second", "sixth"):
-        topics.undefine(f"ingress:{name}", PipelineDeletion("ann", NOW_MS))
-    assert topics.wishes(10).deleted == {f"ingress:{name}" for name in ("first", "fifth", "second", "sixth")}
-    report(topics, ingress_first=None)  # type: ignore[arg-type]  # the driver has deleted its positions
-    topics.undefine("ingress:seventh", PipelineDeletion("ann", NOW_MS))
-    assert topics.wishes(10).deleted == {f"ingress:{name}" for name in ("second", "sixth", "seventh")}
+    monkeypatch.setattr(control, "DELETIONS_MAX", 2)
+
+    def delete(*names: str) -> set[str]:
+        for name in names:
+            topics.undefine(f"ingress:{name}", PipelineDeletion("ann", NOW_MS))
+        return {pipeline.removeprefix("ingress:") for pipeline in topics.wishes(10).deleted}
+
+    report(topics, ingress_reported=OTHER)
+    positions("ingress:begun", "1")
+    first = ["reported", "begun", "third", "fourth"]
+    assert delete(*first, "third") == {*first}, "only more than twice as many are reduced"
+    assert delete("fifth") == {"reported", "begun", "third", "fifth"}
+    assert delete("sixth") == {"reported", "begun", "fifth", "sixth"}
+    report(topics, ingress_reported=None)  # type: ignore[arg-type]  # the driver has deleted its positions
+    positions("ingress:begun", None)
+    assert delete("seventh") == {"sixth", "seventh"}
+
+
+def test_deletion_is_confirmed_if_old_deletions_cannot_be_forgotten_then(
+    topics: ControlTopics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(control, "FORGET_TIMEOUT_S", 0.0)
+
+    def ask(request: Request) -> None:
+        create(request)
+        assert request("DELETE", "/ingresses/prices") == (202, {"name": "prices", "kind": "ingress"})
+
+    asked(topics, ask)
+    assert topics.wishes(10).deleted == {"ingress:prices"}
+    assert [each.levelname for each in caplog.records if "could not forget old deletions" in each.getMessage()] == ["WARNING"]
 
 
 def test_definition_that_is_lost_after_an_earlier_one_was_deleted_does_not_look_deleted(topics: ControlTopics) -> None:

@@ -282,7 +282,7 @@ def test_topic_that_was_recreated_is_read_from_its_beginning(topics: ControlTopi
     assert topics.wishes(10).of("divert:orders") is WantedState.PAUSED
 
 
-def test_settings_alone_are_shown_as_put_takes_them(topics: ControlTopics) -> None:
+def test_settings_alone_are_those_of_the_definition_otherwise_those_that_the_driver_reports(topics: ControlTopics) -> None:
     settings = {"topics": ["prices"], "to": "queue://prices"}
 
     def ask(request: Callable[..., tuple[int, Any]]) -> None:
@@ -294,6 +294,12 @@ def test_settings_alone_are_shown_as_put_takes_them(topics: ControlTopics) -> No
         assert (code, shown) == (200, settings)
         assert request("PUT", "/ingresses/prices/config?revision=1", body=json.dumps(shown))[1]["revision"] == 2
         assert request("GET", "/ingresses/none/config")[0] == 404
+        report(topics, ingress_prices=replace(REPORT, revision=2))
+        for lost in (b"x", None):
+            topics._store("definition/ingress:prices", lost)
+            code, refused = request("GET", "/ingresses/prices/config")
+            assert (code, refused["error"]) == (404, request("GET", "/ingresses/prices/status")[1]["error"])
+        assert refused["error"].startswith("bascule.control has lost the definition, and nobody has deleted it")
 
     asked(topics, ask)
 
