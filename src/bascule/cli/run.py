@@ -69,6 +69,8 @@ _log = get_log("bascule.up")
 #: How long, in seconds, the pipelines may take to end in order, which needs Kafka. The next driver ends what is open, as after a kill.
 #: systemd and Kubernetes kill a process after 30 to 90 seconds.
 PIPELINES_END_S: Final = 15.0
+#: The limit of bytes (RLIMIT_CORE) with which Linux neither writes a core dump nor starts a program that takes the dump.
+NO_CORE_DUMP: Final = 1
 #: What to do for a process of an installation that has no Kafka.
 REMEDY: Final = "set it, or run `bascule up`, which starts its own Kafka"
 
@@ -336,7 +338,10 @@ def _keep_data_private() -> None:
     from bascule.config.private_file import PRIVATE_UMASK
 
     os.umask(PRIVATE_UMASK)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    # If core_pattern names a program, Linux ignores the limit 0 and starts the program, but not with the limit 1 (core(5), fs/coredump.c).
+    # A file of one byte cannot be a core dump. With the hard limit 0, nobody can set 1.
+    resource.setrlimit(resource.RLIMIT_CORE, (NO_CORE_DUMP if hard else 0, hard))
 
 
 def _kafka_listeners(settings: Settings) -> dict[str, tuple[int, str, str]]:
