@@ -46,6 +46,7 @@ REFUSED: Final = f"opens and closes the connection with {RESOURCE}"
 ROLLED_BACK: Final = f"rolls the transaction back with {RESOURCE}"
 NO_CREDIT: Final = "gives producers no credit"
 REFUSED_LOGIN: Final = "refuses the login"
+UNWRITTEN: Final = "counts them without a line"
 HTTP_400: Final = "answers 400"
 DECODE_ANYWHERE: Final = f"in a frame: {CLOSES}{DECODE}; in the header, properties, annotations or footer of a message: {REJECTS}{DECODE}"
 
@@ -295,7 +296,13 @@ LIMITS: Final = {
         Limit("broker.addresses", "ROUTES_MAX", "routes of addresses", "computes them again"),
         Limit("server.interruptions", "REMEMBERED_MAX", "clients remembered after an interruption", "forgets the oldest"),
         Limit("server.interruptions", "REMEMBERED_BYTES_MAX", "their names together", "forgets the oldest", "bytes"),
-        Limit("server.uncaught", "LINES_PER_S", "lines in the log for contained errors in a second", "counts them without a line"),
+        Limit("server.uncaught", "LINES_PER_S", "lines in the log for contained errors in a second", UNWRITTEN),
+        Limit("server.refusal_limits", "LINES_AT_ONCE", "lines about refusals of one kind from an address, at once", UNWRITTEN),
+        Limit("server.refusal_limits", "LINES_PER_S", "further such lines from an address in a second", UNWRITTEN),
+        Limit("server.refusal_limits", "ALL_LINES_AT_ONCE", "lines about refusals before a login, at once", UNWRITTEN),
+        Limit("server.refusal_limits", "ALL_LINES_PER_S", "further such lines in a second", UNWRITTEN),
+        Limit("server.refusal_limits", "ADDRESSES_MAX", "kinds and addresses of such refusals", "adds the oldest to the others"),
+        Limit("server.audit", "RETRIED_LINES", "lines of the audit written again in one turn", "continues in the next turn"),
         Limit("server.connection", "TURN_S", "the time of a client's frames in one turn", "continues in the next turn", "s"),
         Limit("server.client_turns", "SLICE_S", "work on all links of a client, in one turn", "continues in the next turn", "s"),
         Limit("server.client_turns", "OUTPUT_S", "the time of all connections' output in one turn", "continues in the next turn", "s"),
@@ -353,6 +360,7 @@ OTHERS: Final = {
     "server.logins.USER_SHOWN_MAX": "cuts a name in a log line",
     "server.certificates.SUBJECT_SHOWN_MAX": "cuts a name in a log line",
     "server.listener_tls.REASON_SHOWN_MAX": "cuts a reason in a log line",
+    "server.websocket.ORIGIN_SHOWN_MAX": "cuts an address in a log line",
     "server.user_ids.SHOWN_MAX": "cuts a name in an error",
     "server.websocket.MESSAGE_BYTES_MAX": "the size of messages that the broker itself sends",
     "journal.fence.STRAY_RECORDS_MAX": "how far readers of the journal look, by the appends in flight",

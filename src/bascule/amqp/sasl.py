@@ -127,7 +127,7 @@ class SaslServer:
     """
 
     def __init__(
-        self, mechanisms: Mapping[str, Callable[[], ServerMechanism]], on_refused: Callable[[str, str, str], None] | None = None
+        self, mechanisms: Mapping[str, Callable[[], ServerMechanism]], on_refused: Callable[[str, str, str], object] | None = None
     ) -> None:
         """``on_refused`` is called with the user that a refused client claims to be, the mechanism and the reason."""
         self._mechanisms = mechanisms

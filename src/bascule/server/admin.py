@@ -375,7 +375,7 @@ class _Server(uvicorn.Server):
         handshakes = self._handshakes = Handshakes(admin_http.LIMITS, self._tls, admin_http.connections(self))
         listener = Listener(self._sockets, self._take, name="admin", reserved=RESERVED)
         handshakes.on_room = listener.room
-        handshakes.on_refused = self._audit.login_refused
+        handshakes.audit = self._audit
         self.servers: list[Any] = [listener]
         listener.start()
         self.started = True

@@ -23,7 +23,7 @@ from bascule.amqp.sasl import AuthenticationFailed, LoginUnavailable, TokenIdent
 from bascule.config.fields import is_loopback
 from bascule.core.errors import InvalidInput
 from bascule.core.permissions import Permission, Unauthorized
-from bascule.server.audit import NO_AUDIT, AuditTrail
+from bascule.server.audit import ADMINISTRATION, NO_AUDIT, AuditTrail
 
 PORT_MAX: Final = 65_535
 #: A name, or an IPv6 address in brackets, and an optional port (RFC 9110, section 7.2).
@@ -232,9 +232,12 @@ class AdminAccess:
         return Principal(user, role, peer, is_user=True, of_token=of_token, until_s=until_s, password=self.password_of(user))
 
     def refused(self, scope: Scope, error: InvalidInput) -> None:
-        """Record a refused request."""
-        path = f"{scope['method']} {scope['path']}"
-        self.audit.record("administration", path, who=getattr(error, "who", ""), peer=peer_of(scope), allowed=False, result=str(error))
+        """Record a refused request. Requests that do not prove who sends them are recorded unless their address has had many."""
+        path, who, peer, result = f"{scope['method']} {scope['path']}", getattr(error, "who", ""), peer_of(scope), str(error)
+        if isinstance(error, NotAdministrator) and who:
+            self.audit.record(ADMINISTRATION, path, who=who, peer=peer, allowed=False, result=result)
+        else:
+            self.audit.refused(ADMINISTRATION, ADMINISTRATION, path, who=who, peer=peer, result=result)
 
     def check_origin(self, headers: Headers, scheme: str, *, linked: bool = False) -> None:
         """Check that no web page of another site has caused the request. Raises ForeignHost, NotAdministrator.

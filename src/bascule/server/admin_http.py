@@ -95,9 +95,8 @@ class AdminConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Handle a new connection."""
         super().connection_made(transport)
-        self.app_state = {
-            **self.app_state, CERTIFIED: tls_peer(transport).user, ABORT: self._handshake.abort, PROVEN: self.proven,
-        }  # fmt: skip
+        certified = tls_peer(transport, self._handshake.may_log).user
+        self.app_state = {**self.app_state, CERTIFIED: certified, ABORT: self._handshake.abort, PROVEN: self.proven}
         self._handshake.transport = transport
         self._wait(REQUEST_TIMEOUT_S)
 

@@ -6,7 +6,9 @@ A line that cannot be written is kept and retried, in order, up to a limit. Noth
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.log import get_log
 from bascule.core.permissions import Unauthorized
 from bascule.kafka.line_topic import LineTopic
+from bascule.server.refusal_limits import RefusalLimits, Unwritten
 
 log = get_log(__name__)
 
@@ -33,6 +36,16 @@ RETRIED_LINES: Final = 100
 FILE_MODE: Final = 0o600
 #: The value of audit.on_failure that refuses what cannot be audited.
 REFUSE: Final = "refuse"
+
+#: Kinds of refusals before a login, apart from the mechanisms TLS and WebSocket: of a login by SASL, of a request to the admin server, and
+#: of a connection that breaks the protocol, which has a line in the log only.
+LOGIN: Final = "login"
+ADMINISTRATION: Final = "administration"
+CONNECTION: Final = "connection"
+#: Mechanism in the audit of a client that TLS refuses.
+TLS: Final = "TLS"
+#: Mechanism in the audit of a client whose web page may not connect.
+WEBSOCKET: Final = "WebSocket"
 
 
 class AuditUnavailable(Unavailable):
@@ -144,20 +157,28 @@ class _Output:
         except _ERRORS as error:
             self._done(line, str(error))
 
-    def poll(self) -> None:
-        """Write lines that wait again, as many as the sink takes."""
+    def poll(self) -> bool:
+        """Write some lines that wait again. Return whether more of them wait, and the sink takes lines."""
         self._sink.poll()
+        return self._retry() and bool(self._waiting) and not self.failing
+
+    def _retry(self) -> bool:
+        """Pass lines that wait to the sink. Return whether it has taken all of them."""
         for _ in range(min(len(self._waiting), RETRIED_LINES)):
             line = self._waiting.popleft()
             try:
                 self._sink.write(line)
             except _ERRORS:
                 self._waiting.appendleft(line)
-                return
+                return False
+        return True
 
     def close(self) -> None:
         """Finish, and report the lines that are lost."""
-        self.poll()
+        self._sink.poll()
+        for _ in range(math.ceil(len(self._waiting) / RETRIED_LINES)):
+            if not self._retry():
+                break
         self._sink.close()
         if lost := self._lost + len(self._waiting):
             log.error("audit lines lost", to=self._sink.name, lost=lost)
@@ -188,6 +209,7 @@ class AuditTrail:
         self.required = required
         self._outputs = [_Output(make) for make in makers]
         self._file: _Output | None = None  # one of them
+        self._refusals = RefusalLimits()
         self._actor = ("", "")  # user and address of who is changing queues; empty for the broker itself
 
     @property
@@ -221,9 +243,31 @@ class AuditTrail:
         for output in self._outputs:
             output.write(line)
 
-    def login_refused(self, peer: str, user: str, mechanism: str, reason: str) -> None:
-        """Write that a client at ``peer`` is refused, which claims to be ``user``."""
-        self.record("login", "", who=user, peer=peer, allowed=False, result=reason, mechanism=mechanism)
+    def login_refused(self, peer: str, user: str, mechanism: str, reason: str) -> bool:
+        """Write that a client at ``peer`` is refused, which claims to be ``user``. Return whether a line in the log may say so, too."""
+        kind = mechanism if mechanism in (TLS, WEBSOCKET) else LOGIN
+        return self.refused(kind, "login", "", who=user, peer=peer, result=reason, mechanism=mechanism)
+
+    def refused(self, kind: str, action: str, on: str, *, who: str, peer: str, result: str, **more: str) -> bool:
+        """Write a refusal before a login, unless its address has had many. Return whether a line in the log may say so, too."""
+        unwritten = self._refusals.refused(kind, _host(peer), time.monotonic())
+        if unwritten is None:
+            return False
+        fields: dict[str, Any] = {**more, "unwritten": unwritten} if unwritten else more
+        self.record(action, on, who=who, peer=peer, allowed=False, result=result, **fields)
+        return True
+
+    def may_log(self, peer: str) -> bool:
+        """Return whether the log may have a line about a connection of ``peer`` before its login."""
+        return self._refusals.refused(CONNECTION, _host(peer), time.monotonic()) is not None
+
+    def _report(self, refusals: Iterator[Unwritten]) -> None:
+        """Write how many refusals have no line."""
+        for kind, address, number in refusals:
+            log.info("refusals before login not logged", kind=kind, address=address, count=number)
+            if kind != CONNECTION:
+                action = kind if kind == ADMINISTRATION else "login"
+                self.record(action, "", who="", peer=address, allowed=False, result="refused before login", kind=kind, unwritten=number)
 
     @contextmanager
     def changing(self, who: str, peer: str) -> Iterator[None]:
@@ -257,10 +301,10 @@ class AuditTrail:
             raise
         record(**done)
 
-    def poll(self) -> None:
-        """Write lines again that a sink could not write."""
-        for output in self._outputs:
-            output.poll()
+    def poll(self) -> bool:
+        """Write lines again that a sink could not write. Return True if the sink takes lines, and the next turn can write more of them."""
+        self._report(self._refusals.quiet(time.monotonic()))
+        return True in [output.poll() for output in self._outputs]  # all are polled
 
     def write_to(self, file: Path | None) -> None:
         """Write the lines to another file, or to none; lines that wait for the file before are lost if it cannot be written."""
@@ -272,8 +316,14 @@ class AuditTrail:
 
     def close(self) -> None:
         """Finish. May wait for Kafka."""
+        self._report(self._refusals.rest())
         for output in self._outputs:
             output.close()
+
+
+def _host(peer: str) -> str:
+    """Return the host of HOST:PORT."""
+    return peer.rpartition(":")[0]
 
 
 #: No audit.

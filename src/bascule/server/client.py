@@ -150,6 +150,11 @@ class Client:
         self.ended = True
         self._record("login", self.container, allowed=False, result=error.description, mechanism=self.mechanism)
 
+    def log_end(self, error: AmqpError | None) -> None:
+        """Log why the connection ends; before its login, unless there were many such lines about its address."""
+        if self.opened_s or self.audit.may_log(self.peer):
+            _log.info("connection closed", peer=self.peer, container=self.container, error=error)
+
     def _record(self, action: str, on: str, **fields: Any) -> None:
         self.audit.record(action, on, who=self.user, peer=self.peer, **fields)
 

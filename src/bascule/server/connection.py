@@ -84,7 +84,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport = self._handshake.transport = cast(asyncio.Transport, transport)  # asyncio declares a BaseTransport
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         server = self.server
-        self.sasl = server.sasl(tls_peer(transport), self.peer)
+        self.sasl = server.sasl(tls_peer(transport, self._handshake.may_log), self.peer)
         self.amqp = Connection(
             Role.SERVER, container_id=server.container_id, sasl=self.sasl, idle_timeout_s=server.idle_timeout_s, require_sasl=True,
             started_s=self._handshake.begun_s, limits=server.amqp_limits, in_steps=True,
@@ -380,7 +380,7 @@ class ClientConnection(asyncio.Protocol):
         self._later(min(TICK_S, max(deadline_s - now_s, 0.05), max(left_s, 0.05)), partial(self.server.client_turns.soon, self._ticking))
         if self.amqp.closed:
             # The socket may take long to end: other clients get the messages of this client at once.
-            log.info("connection closed", peer=self.peer, container=self.client.container, error=self.amqp.error)
+            self.client.log_end(self.amqp.error)
             self.client.release(failed=True)
             self.server.dispatch()
         self.send_output()
@@ -453,7 +453,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _closed(self, event: events.ConnectionClosed) -> None:
         if event.error is not None:
-            log.info("connection closed", peer=self.peer, container=self.client.container, error=event.error)
+            self.client.log_end(event.error)
         if not event.by_peer:
             self.client.interrupted()
         self.client.release(orderly=event.by_peer and event.error is None)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bascule.core.log import get_log
+from bascule.server.audit import NO_AUDIT, TLS, AuditTrail
 
 log = get_log(__name__)
 
@@ -26,8 +27,6 @@ GRACE_S: Final = 1.0
 #: How long a TLS client that does not answer the end of its connection keeps its socket.
 TLS_SHUTDOWN_S: Final = 1.0
 
-#: SASL mechanism in the audit of a client that TLS refuses, and of one that its web page may not connect.
-TLS: Final = "TLS"
 #: Errors of OpenSSL about the certificate of a client, with the reason; "" if the error has one itself.
 _CERTIFICATE_ERRORS: Final = {"CERTIFICATE_VERIFY_FAILED": "", "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client has sent no certificate"}
 
@@ -65,9 +64,13 @@ class Handshake:
         """Give the place back after a login or a lost connection. A second call has no effect."""
         self._handshakes.ended(self)
 
-    def refused(self, mechanism: str, reason: str) -> None:
-        """Report that the client is refused before its login."""
-        self._handshakes.on_refused(self.peer, "", mechanism, reason)
+    def refused(self, mechanism: str, reason: str) -> bool:
+        """Write to the audit that the client is refused before its login. Return whether a line in the log may say so, too."""
+        return self._handshakes.audit.login_refused(self.peer, "", mechanism, reason)
+
+    def may_log(self) -> bool:
+        """Return whether the log may have a line about the client before its login."""
+        return self._handshakes.audit.may_log(self.peer)
 
     def begin_again(self) -> bool:
         """Take a place again, because the connection waits for its peer again. Return False if its address has too many places."""
@@ -97,8 +100,7 @@ class Handshakes:
         """
         self.aborted = 0  # because no place was free
         self.on_room: Callable[[], None] = lambda: None  # called when a place is free again
-        #: Called for a client that is refused before its login, with its address, a user ("": unknown), a mechanism and the reason.
-        self.on_refused: Callable[[str, str, str, str], None] = lambda _peer, _user, _mechanism, _reason: None
+        self.audit: AuditTrail = NO_AUDIT  # for clients that are refused before their login
         self.limits = limits
         self._tls = tls
         self._serve = serve
@@ -183,8 +185,8 @@ class Handshakes:
             log.debug("connection lost during handshake", peer=handshake.peer, reason=error)
             if isinstance(error, ssl.SSLError) and (known := _CERTIFICATE_ERRORS.get(error.reason)) is not None:
                 reason = known or f"client certificate: {getattr(error, 'verify_message', error.reason)}"
-                log.info("client certificate refused", peer=handshake.peer, reason=reason)
-                handshake.refused(TLS, reason)
+                if handshake.refused(TLS, reason):
+                    log.info("client certificate refused", peer=handshake.peer, reason=reason)
         finally:
             if handshake.transport is None:  # no protocol serves it
                 handshake.end()

@@ -133,8 +133,8 @@ class BrokerLife(LoopEffects):
 
     async def _poll_audit(self) -> None:
         while True:
-            self._node.audit.poll()
-            await asyncio.sleep(AUDIT_POLL_S)
+            more = self._node.audit.poll()
+            await asyncio.sleep(0 if more else AUDIT_POLL_S)
 
     async def _report(self) -> None:
         """Report to the service manager, as long as the loop makes progress."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from cryptography import x509
@@ -74,16 +74,19 @@ def amqp_tls(tls: BrokerTls) -> ListenerContext | None:
     return context
 
 
-def tls_peer(transport: asyncio.BaseTransport) -> TlsPeer:
-    """Return what the TLS layer says about a client; nothing for a connection without TLS."""
+def tls_peer(transport: asyncio.BaseTransport, may_log: Callable[[], bool]) -> TlsPeer:
+    """Return what the TLS layer says about a client; nothing for a connection without TLS.
+
+    If a certificate names no user, the log says so if ``may_log`` returns True.
+    """
     ssl_object = transport.get_extra_info("ssl_object")
     if ssl_object is None or not isinstance(ssl_object.context, ListenerContext):
         return TlsPeer()
     host = (transport.get_extra_info("peername") or ("",))[0]
-    return TlsPeer(_user(ssl_object, ssl_object.context, host), _bindings(ssl_object, ssl_object.context))
+    return TlsPeer(_user(ssl_object, ssl_object.context, host, may_log), _bindings(ssl_object, ssl_object.context))
 
 
-def _user(ssl_object: ssl.SSLObject, context: ListenerContext, host: str) -> str | None:
+def _user(ssl_object: ssl.SSLObject, context: ListenerContext, host: str, may_log: Callable[[], bool]) -> str | None:
     """Return the user of the certificate that a client has presented and the TLS layer has verified; None if there is none."""
     presented = ssl_object.getpeercert(binary_form=True)
     if presented is None or context.users is None:
@@ -91,7 +94,8 @@ def _user(ssl_object: ssl.SSLObject, context: ListenerContext, host: str) -> str
     try:
         return context.users.user_of(x509.load_der_x509_certificate, presented)
     except ValueError as error:  # also a certificate that is valid only for OpenSSL
-        log.info("client certificate names no user", host=host, reason=str(error)[:REASON_SHOWN_MAX])
+        if may_log():
+            log.info("client certificate names no user", host=host, reason=str(error)[:REASON_SHOWN_MAX])
         return None
 
 

@@ -121,7 +121,7 @@ class Node:
         self.usage = Usage(usage_limits(settings, self.users.roles), self.users.roles)
         self._prepare_connections()
         self.handshakes = Handshakes(handshake_limits(settings.broker), self.tls.broker.context, partial(ClientConnection, self))
-        self.handshakes.on_refused = self.audit.login_refused
+        self.handshakes.audit = self.audit
         self._life: BrokerLife | None = None
         self._epoch: Epoch | None = None
         self.partials = partial_budget(int(settings.broker.memory_bytes))

@@ -33,6 +33,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 from bascule.config.fields import is_loopback
 from bascule.config.websocket import ANY_ORIGIN
 from bascule.core.log import get_log
+from bascule.server.audit import WEBSOCKET
 from bascule.server.connection import TURN_S, ClientConnection
 from bascule.server.pieces import WEBSOCKET_PIECE_BYTES
 
@@ -49,6 +50,8 @@ SUBPROTOCOL: Final = "amqp"
 MESSAGE_BYTES_MAX: Final = 65_535
 #: Bytes of unread output beyond which pings get no answer, so that a peer cannot fill the memory with answers that it does not read.
 UNREAD_PONGS_BYTES: Final = 64 << 10
+#: Characters of the address of a refused web page in a log line.
+ORIGIN_SHOWN_MAX: Final = 200
 _OPEN: Final = ConnectionState.OPEN
 
 
@@ -269,9 +272,10 @@ class WebSocketConnection(asyncio.Protocol):
         if SUBPROTOCOL not in request.subprotocols:
             self._reject(RejectConnection(status_code=400), f"the subprotocol {SUBPROTOCOL!r} must be offered in Sec-WebSocket-Protocol")
         elif not self._rule.allows(origin, request.host):
-            log.info("WebSocket refused, its page is not in broker.websocket.origins", peer=self._handshake.peer, origin=origin)
             reason = f"pages of {origin} may not connect; see broker.websocket.origins"
-            self._handshake.refused("WebSocket", reason)
+            if self._handshake.refused(WEBSOCKET, reason):
+                shown = f"{origin:.{ORIGIN_SHOWN_MAX}}"
+                log.info("WebSocket refused, its page is not in broker.websocket.origins", peer=self._handshake.peer, origin=shown)
             self._reject(RejectConnection(status_code=403), reason)
         elif self._transport is not None:
             self._transport.write(self._websocket.send(AcceptConnection(subprotocol=SUBPROTOCOL)))

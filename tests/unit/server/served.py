@@ -22,7 +22,7 @@ from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.engine import Engine
 from bascule.core.errors import BasculeError
 from bascule.core.permissions import AllowAll, Permissions
-from bascule.server.audit import NO_AUDIT
+from bascule.server.audit import AuditTrail
 from bascule.server.client_turns import ClientTurns, ConnectionOutput
 from bascule.server.connection import ClientConnection
 from bascule.server.containers import ContainerIds
@@ -82,7 +82,7 @@ class Served:
         self.partials = PartialBudget()
         self.peer_caches = PeerCaches(lambda: self.engine)
         self.permissions: Permissions = AllowAll()
-        self.audit = NO_AUDIT
+        self.audit = self.handshakes.audit = AuditTrail()
         self.tracing: Tracing | None = None
         self.connections: dict[ClientConnection, None] = {}
         self.container_ids = ContainerIds()

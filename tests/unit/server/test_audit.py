@@ -233,6 +233,56 @@ def test_line_behind_a_part_that_cannot_be_removed_stands_alone(
     assert json.loads(whole)["action"] == "one"
 
 
+@run_async
+async def test_lines_that_wait_are_written_although_further_lines_come_fast(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    directory, moved = tmp_path / "d", tmp_path / "away"
+    directory.mkdir()
+    recorded = 300
+    async with serving(kafka, tmp_path / "data", audit={"file": directory / "audit", "on_failure": "refuse"}) as broker:
+        written = broker.node.audit
+        directory.rename(moved)
+        for number in range(recorded):
+            written.record(str(number), "", who="", peer="")
+        moved.rename(directory)
+        await until_unblocked(broker)
+        for _ in range(audit.WAITING_LINES_MAX // 10 * 2):
+            for _ in range(10):
+                written.record(str(recorded), "", who="", peer="")
+                recorded += 1
+            await asyncio.sleep(0)
+    assert [each["action"] for each in lines(directory / "audit")] == [str(number) for number in range(recorded)]
+
+
+def test_end_writes_all_lines_that_wait(tmp_path: Path) -> None:
+    file, away = tmp_path / "d" / "audit", tmp_path / "away"
+    file.parent.mkdir()
+    written = audit_of(AuditSettings(file=file), {})
+    file.parent.rename(away)
+    for number in range(3 * audit.RETRIED_LINES):
+        written.record(str(number), "", who="", peer="")
+    away.rename(file.parent)
+    written.close()
+    assert len(lines(file)) == 3 * audit.RETRIED_LINES
+
+
+def test_sink_that_fails_later_is_not_polled_without_a_pause() -> None:
+    sinks: list[LaterSink] = []
+
+    def make(done: Done) -> LaterSink:
+        sinks.append(LaterSink(done))
+        return sinks[0]
+
+    written = AuditTrail([make])
+    for number in range(2 * audit.RETRIED_LINES):
+        written.record(str(number), "", who="", peer="")
+    for line in sinks[0].taken:
+        sinks[0].done(line, "timed out")
+    assert not written.poll(), "nobody knows yet whether the sink takes lines"
+    sinks[0].done(sinks[0].taken[-1], None)
+    assert written.poll() is False, "these were the last ones"
+    assert len(sinks[0].taken) == 4 * audit.RETRIED_LINES
+
+
 def test_number_of_waiting_lines_is_limited_and_lost_lines_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
