@@ -59,7 +59,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "LOST_MAX": ("amqp/unsettled.py SentDeliveries._lose", "amqp/unsettled.py SentDeliveries.lost"),
     "a piece of output: FRAMES_PER_PIECE_BYTES": ("amqp/outgoing.py OutgoingDeliveries.write_more",),
     "the last piece of a snapshot: LAST_QUEUES, broker.max_queues, WINDOWS_MAX": (
-        "broker/collecting.py Collector._finish", "broker/collecting.py Collector.stop",
+        "broker/collecting.py Collector._finish", "broker/collecting.py Collector.stop", "broker/collecting.py Collector._changed_windows",
     ),
     "runs in another thread": (
         "broker/collecting.py CollectedQueue.state", "broker/collecting.py CollectedState.snapshot",

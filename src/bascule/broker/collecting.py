@@ -144,7 +144,7 @@ class Collector:
 
     def walk(self) -> Work:
         """Copy nearly all of the state. Yields the steps of each piece."""
-        for steps in chain(self._walk_queues(), self._walk_windows(), self._complete_queues(), self._walk_windows()):
+        for steps in chain(self._walk_queues(), self._walk_windows(ROUNDS_MAX), self._complete_both()):
             yield steps
             if self.stopped:
                 return
@@ -188,9 +188,21 @@ class Collector:
             self._queues[queue].finish(queue)
         self._changed.pop(queue, None)
 
-    def _walk_windows(self) -> Work:
-        """Copy the windows, again if they have changed meanwhile, until few are left for the last piece."""
+    def _complete_both(self) -> Work:
+        """Complete the copies of windows and queues in turns: while one kind is completed, entries of the other kind change."""
         for _ in range(ROUNDS_MAX):
+            yield from self._walk_windows(1)
+            yield from self._complete_queues()
+            if self._changed_windows() <= LAST_WINDOWS:
+                return
+
+    def _changed_windows(self) -> int:
+        known = self._windows
+        return sum([window not in known or known[window][0] != window.added for window in self._engine.windows.by_address.values()])
+
+    def _walk_windows(self, rounds: int) -> Work:
+        """Copy the windows, again if they have changed meanwhile, until few are left for the last piece or the rounds are over."""
+        for _ in range(rounds):
             copied = steps = 0
             for window in list(self._engine.windows.by_address.values()):
                 if steps >= PIECE_LOOKS * LOOK_STEPS:

@@ -460,9 +460,9 @@ class Deliveries:
             credit = self._give(queue, consumer, message)
             turns.left -= DELIVERY_STEPS + ready.take_steps + message.size_bytes // DELIVERED_BYTES_PER_STEP
             # A delivery to another consumer of the same client may use up the client's credit.
-            credited = consumer if credit > 0 and len(takers) == 1 and not queue.settings.prefetch_max else None
-            if len(takers) > 1 and consumer in takers:
-                takers[consumer] = takers.pop(consumer)  # the other consumers have their turns first
+            credited = consumer if credit > 0 and len(takers) == 1 and not queue.fed and not queue.settings.prefetch_max else None
+            if (queue.fed or len(takers) > 1) and consumer in takers:
+                queue.rotate(consumer)
         return True
 
     def _give(self, queue: BrokerQueue, consumer: QueueConsumer, message: BrokerMessage) -> int:

@@ -360,6 +360,15 @@ class BrokerQueue:
         allowance.left -= count // FED_PER_STEP
         return count > 0
 
+    def rotate(self, consumer: QueueConsumer) -> None:
+        """Let the other consumers have their turns before a taker, also those that ``feed`` has chosen."""
+        del self.takers[consumer]
+        if self.fed:
+            self.starved[consumer] = None
+            self.fed = len(self.starved)
+        else:
+            self.takers[consumer] = None
+
     def untouched(self) -> Iterator[BrokerMessage]:
         """Yield every message that neither a consumer nor a transaction holds."""
         yield from self.ready

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bascule.broker import collecting
-from bascule.broker.collecting import Collector
+from bascule.broker.collecting import LAST_QUEUES, LAST_WINDOWS, Collector
 from bascule.broker.errors import BrokerFault
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import AddressPolicy, Policy
@@ -119,6 +119,28 @@ def test_last_piece_copies_only_windows_that_changed_shortly_before(bench: Bench
     assert calls_of(lambda: [collector._remembered(window) for window in windows]) < 3 * len(windows)
     remembered = collector.finish().snapshot().windows
     assert [len([*remembered[f"w{number}"].ids()]) for number in (6, 7)] == [2, 3]
+
+
+def test_few_queues_and_windows_are_left_for_the_last_piece_though_all_change_during_the_walk(bench: Bench) -> None:
+    """Messages with duplicate ids come to all queues, one for each forty steps of the walk."""
+    names, sent, steps_left = [f"w{number}" for number in range(3_000)], 0, 0
+    for name in names:
+        bench.put("first", to=name, message_id=f"{name}.first")
+    bench.broker.settle()
+    for window in bench.engine.windows.by_address.values():
+        window.add_all([number.to_bytes(16, "big") for number in range(1_000)], bench.now_ms)
+    collector = Collector(bench.engine, bench.broker.offsets)
+    for steps in collector.walk():
+        steps_left += steps
+        while steps_left > 0:
+            bench.put("next", to=names[sent % len(names)], message_id=f"next.{sent}")
+            sent, steps_left = sent + 1, steps_left - 40
+        bench.broker.flush()
+        bench.broker.confirm(len(bench.broker.in_flight))
+    assert sent > len(names)
+    changed = [each for each in bench.engine.windows.by_address.values() if collector._windows[each][0] != each.added]
+    assert len(collector._changed) <= LAST_QUEUES
+    assert len(changed) <= LAST_WINDOWS
 
 
 def test_snapshot_contains_changes_after_the_copies_were_complete(bench: Bench) -> None:

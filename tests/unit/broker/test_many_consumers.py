@@ -11,6 +11,7 @@ from bascule.broker.errors import QueueDeleted, ResourceLimit
 from bascule.broker.message import BrokerMessage
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.broker.policy_change import change_policy
+from bascule.broker.queue import FED_AT_ONCE
 from bascule.jms.selector import compile_selector
 from bascule.testing.broker import Receiver
 from tests.support.costs import calls_of
@@ -81,6 +82,15 @@ def test_message_makes_starved_consumers_takers_in_pieces_if_it_may_be_for_any_o
     assert [bench.got(each) for each in starved if each.messages] == [[2]]
     bench.fill(*range(10, 10 + MANY - 1))
     assert all(len(each.messages) == 1 for each in starved)
+
+
+def test_messages_that_arrive_one_at_a_time_go_round_all_consumers(bench: Bench) -> None:
+    bench.consumer(selector="n = 1")
+    count = 2 * FED_AT_ONCE + 100
+    receivers = consumers(bench, count, credit=100)
+    for number in range(count):
+        bench.fill(number, properties={"n": 2})
+    assert {len(each.messages) for each in receivers} == {1}
 
 
 def test_consumers_are_woken_in_turns_when_the_settings_of_their_queue_change(bench: Bench) -> None:

@@ -17,14 +17,14 @@ from bascule.xa import TransactionFinding, TransactionInDoubt, TransactionManage
 from bascule.xa import deciding_database as module
 from bascule.xa.blocking import BlockingLog, BlockingParticipant
 from bascule.xa.decision_table import DecisionTable
-from bascule.xa.errors import BranchRolledBack, OutOfOrder, ResourceFailed
+from bascule.xa.errors import BranchRolledBack, ResourceFailed
 from bascule.xa.local_database import LocalDatabaseResource
 from bascule.xa.log import DECISION_KEPT_S, Decision, Outcome
 from bascule.xa.plan import Action
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import RecoveryProtocol
 from bascule.xa.two_phase import TransactionStatus
-from bascule.xa.xid import branch, may_be_in_database, new_gtrid
+from bascule.xa.xid import branch, new_gtrid
 from tests.unit.xa.deciding_shop import BOTH, NEITHER, FakeClock, GeneralError, Killed, SerializationFailure, Shop, Unanswered, killed
 
 
@@ -440,60 +440,12 @@ def test_first_decision_in_table_stands_and_manager_reads_only_its_own_decisions
     assert len(shop.decisions()) == 1
 
 
-def test_manager_alone_controls_commit_and_rollback_of_deciding_database(shop: Shop) -> None:
-    with TransactionManager("shop", shop.log, [shop.broker, shop.database]) as manager:
-        with manager.begin() as transaction:
-            assert may_be_in_database(transaction.gtrid)
-            transaction.enlist(shop.broker).append("message")
-            handle = transaction.enlist(shop.database)
-            handle.execute("INSERT INTO payments VALUES ('row')")
-            assert handle.cursor().connection is handle
-            for refused in (handle.commit, handle.rollback, handle.close):
-                with pytest.raises(OutOfOrder):
-                    refused()
-        with pytest.raises(OutOfOrder, match="is over"):
-            handle.execute("INSERT INTO payments VALUES ('late')")
-    assert shop.where == BOTH
-    assert not may_be_in_database(new_gtrid("shop", 0, "aaaaaaaa"))
-
-
 def decision(outcome: Outcome = Outcome.COMMIT) -> Decision:
     return Decision(new_gtrid("shop", 0, "aaaaaaaa", decides=True), outcome, ("broker",), 1, "x")
 
 
 def lost(*_: Any) -> None:
     raise sqlite3.OperationalError("connection lost")
-
-
-class EndingCursor(sqlite3.Cursor):
-    """A cursor with methods that end the transaction, as pyodbc has."""
-
-    def commit(self) -> None:
-        self.connection.commit()
-
-    def rollback(self) -> None:
-        self.connection.rollback()
-
-
-@pytest.mark.parametrize(
-    "ending",
-    [
-        lambda handle: handle.executescript("SELECT 1"),
-        lambda handle: handle.cursor().executescript("SELECT 1"),
-        lambda handle: handle.cursor(EndingCursor).commit(),
-        lambda handle: handle.cursor(EndingCursor).rollback(),
-    ],
-    ids=["script on the connection", "script on a cursor", "commit on a cursor", "rollback on a cursor"],
-)
-def test_no_method_of_connection_or_cursor_ends_the_transaction(shop: Shop, ending: Callable[[Any], object]) -> None:
-    with TransactionManager("shop", shop.log, [shop.broker, shop.database]) as manager:
-        transaction = manager.begin()
-        handle = transaction.enlist(shop.database)
-        handle.execute("INSERT INTO payments VALUES ('row')")
-        with pytest.raises(OutOfOrder, match="would end the transaction"):
-            ending(handle)
-        transaction.rollback()
-    assert shop.where == NEITHER
 
 
 def test_connection_lost_before_decision_is_written_rolls_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
