@@ -31,7 +31,8 @@ const steps = {
     await page.waitForFunction(() => [...document.querySelectorAll(".charts figure")].some((each) => each.innerText.includes("p99")
       && [".line-0", ".line-1"].every((line) => /L/.test(each.querySelector(line)?.getAttribute("d") ?? "")) && / ms/.test(each.innerText)));
     await page.waitForFunction(() => [...document.querySelectorAll(".charts figure")].some((each) => /Lag of pipelines[^]*diverts 6/.test(each.innerText)));
-    if (process.env.PICTURES) await page.waitForFunction(() => document.querySelector(".charts .line-0").getAttribute("d").split("L").length > 12);
+    if (process.env.PICTURES) // one point every two seconds
+      await page.waitForFunction(() => document.querySelector(".charts .line-0").getAttribute("d").split("L").length > 12, { timeout: 60_000 });
     await picture(page, "overview");
   },
   async "queues are searched by the server, and made"() {
