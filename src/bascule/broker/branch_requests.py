@@ -128,7 +128,7 @@ def _join(engine: Engine, request: BranchRequest, transaction: LocalTransaction,
         if other is not None:
             engine.local_transactions.join(transaction, other)
         elif transaction.doomed is None and RequestViolation.LOST_JOIN_IS_EMPTY not in violations:
-            error = UnknownTransaction(f"there is no joined transaction {name.hex()} on this connection")
+            error = UnknownTransaction(f"there is no joined transaction {name.hex():.64} on this connection")
             engine.local_transactions.doom(transaction, error)
 
 
@@ -209,7 +209,7 @@ def _suspend(_engine: Engine, request: BranchRequest, say: Say, _: Collection[en
 
 
 def _no_transaction(request: BranchRequest) -> UnknownTransaction:
-    return UnknownTransaction(f"there is no transaction {(request.name or b'').hex()} on this connection")
+    return UnknownTransaction(f"there is no transaction {(request.name or b'').hex():.64} on this connection")
 
 
 def _rollback(engine: Engine, request: BranchRequest, say: Say, _: Collection[enum.StrEnum]) -> None:

@@ -115,7 +115,7 @@ class CoordinatorLink:
         """
         self._renew_credit()
         if txn_id not in self._declared:
-            self._answer(delivery_id, UnknownTransaction(f"there is no transaction {txn_id.hex()} on this link"))
+            self._answer(delivery_id, UnknownTransaction(f"there is no transaction {txn_id.hex():.64} on this link"))
             return
         if self.client.reset is not None:
             self._waits = True

@@ -109,7 +109,7 @@ class Request:
     def _xid(self) -> Xid:
         format_id = self.message.properties.get("formatId")
         if not isinstance(format_id, int):
-            raise InvalidInput(f"formatId {format_id!r} must be an integer")
+            raise InvalidInput(f"formatId {format_id!r:.200} must be an integer")
         return Xid(format_id, self._bytes("gtrid"), self._bytes("bqual")).checked()
 
     def _bytes(self, name: str) -> bytes:

@@ -75,7 +75,7 @@ def test_settings_of_the_file_are_not_shown_as_those_of_a_context(bascule: Bascu
     bascule("context", "add", "away", "--admin", "http://127.0.0.1:1", "--use")
     refused = bascule("config", "show", "--context", "away")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "need --running" in refused.stderr
+    assert "add --running" in refused.stderr
     assert bascule("config", "show").returncode == 0
 
 

@@ -124,6 +124,27 @@ async def test_management_request_with_invalid_since_position_is_refused(since: 
     assert f"since {since!r} must be the position from an earlier response" in said["statusDescription"]
 
 
+@pytest.mark.parametrize(
+    "long",
+    [
+        {"operation": "rollback", "txnId": "31" * 10_000}, {"operation": "prepare", "txnId": "31", "joined": "32" * 10_000},
+        {"operation": "suspend", "txnId": "31" * 10_000}, {"operation": "commit", "formatId": "7" * 10_000},
+        {"operation": "commit", "gtrid": "g" * 10_000}, {"operation": "o" * 10_000}, {"operation": "recover", "since": "7" * 10_000},
+    ],
+    ids=lambda long: " ".join(long),
+)  # fmt: skip
+@run_async
+async def test_answer_does_not_repeat_a_long_value_of_its_request(long: dict[str, str]) -> None:
+    served = Served()
+    client = Client(served)
+    client.consumer("answers", credit=10)
+    request = JmsMessage(destination=MANAGEMENT_ADDRESS, reply_to="answers", body_kind="message", properties={**FIELDS, **long})
+    client.producer(MANAGEMENT_ADDRESS).send(encode_message(request), settled=True)
+    served.settle(client)
+    (event,) = client.events_of(Transferred)
+    assert 0 < len(str(decode_message(event.payload).properties["statusDescription"])) < 500
+
+
 @run_async
 async def test_too_large_request_is_rejected_before_it_is_decoded_and_its_link_continues() -> None:
     served = Served()

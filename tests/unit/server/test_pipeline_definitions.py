@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bascule.broker.coverage import CoverageMark
+from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka import control, own_topics
 from bascule.kafka.control import ControlTopics
@@ -441,7 +442,11 @@ def test_oldest_deletions_are_forgotten_unless_the_driver_has_a_report_or_positi
 def test_deletion_is_confirmed_if_old_deletions_cannot_be_forgotten_then(
     topics: ControlTopics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(control, "FORGET_TIMEOUT_S", 0.0)
+    def reported(*_: object) -> None:
+        raise Unavailable("the topic of the reports has no leader")
+
+    monkeypatch.setattr(control, "DELETIONS_MAX", 0)
+    monkeypatch.setattr(ControlTopics, "reported", reported)
 
     def ask(request: Request) -> None:
         create(request)
