@@ -21,10 +21,9 @@ from bascule.xa.xid import Xid
 
 #: How long, in seconds, the end of a transaction waits for a call of the application in a branch that is rolled back.
 INTERRUPT_WITHIN_S: Final = 3.0
-#: Methods of driver connections that commit the transaction. PyMySQL and mysqlclient have the first two, MySQL Connector the third.
-COMMITTING: Final = frozenset({"begin", "autocommit", "start_transaction", "executescript"})
-#: Methods of driver cursors that end the transaction: SQLite has the first one, also as a method of connections; pyodbc has the others.
-ENDING: Final = frozenset({"executescript", "commit", "rollback"})
+#: Methods that end the transaction: of connections of PyMySQL and mysqlclient the first two, of MySQL Connector the third, of connections
+#: and cursors of SQLite the fourth, of cursors of pyodbc the others. The handle has its own commit and rollback.
+ENDING: Final = frozenset({"begin", "autocommit", "start_transaction", "executescript", "commit", "rollback"})
 #: Marks the end of the rows.
 _END: Final = object()
 
@@ -98,8 +97,7 @@ class LocalCursor:
     def __getattr__(self, name: str) -> Any:
         if name == "connection" and self._calls.handle is not None:
             return self._calls.handle  # the one of the driver could commit
-        found = getattr(self._raw, name)
-        return partial(_refuse, name) if name in ENDING and callable(found) else _counted(found, self._raw, self._calls)
+        return _attribute(self._raw, name, self._calls)
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._raw, name, value)
@@ -140,8 +138,7 @@ class LocalConnection:
 
     def __getattr__(self, name: str) -> Any:
         with self._calls.call():
-            found = getattr(self._raw, name)
-            return partial(_refuse, name) if name in COMMITTING and callable(found) else _counted(found, self._raw, self._calls)
+            return _attribute(self._raw, name, self._calls)
 
     def commit(self) -> NoReturn:
         """Raise OutOfOrder."""
@@ -176,6 +173,12 @@ class LocalConnection:
     def afterwards(self, function: Callable[[], None]) -> None:
         """End the use of the connection, and call ``function`` when no thread is within a call: now, or in the last thread."""
         self._calls.afterwards(function)
+
+
+def _attribute(raw: Any, name: str, calls: LocalCalls) -> Any:
+    """Return an attribute of a driver connection or cursor. A method that ends the transaction becomes one that raises OutOfOrder."""
+    found = getattr(raw, name)
+    return partial(_refuse, name) if name in ENDING and callable(found) else _counted(found, raw, calls)
 
 
 def _refuse(name: str, *_arguments: object, **_options: object) -> NoReturn:
