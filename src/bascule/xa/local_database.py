@@ -16,7 +16,7 @@ from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import TABLE, DecisionTable
 from bascule.xa.errors import BranchRolledBack, OutOfOrder, UnknownXid
 from bascule.xa.log import Outcome
-from bascule.xa.resource import CommitPriority, Vote
+from bascule.xa.resource import CommitPriority, Vote, refuse_ending
 from bascule.xa.xid import Xid
 
 #: How long, in seconds, the end of a transaction waits for a call of the application in a branch that is rolled back.
@@ -178,11 +178,7 @@ class LocalConnection:
 def _attribute(raw: Any, name: str, calls: LocalCalls) -> Any:
     """Return an attribute of a driver connection or cursor. A method that ends the transaction becomes one that raises OutOfOrder."""
     found = getattr(raw, name)
-    return partial(_refuse, name) if name in ENDING and callable(found) else _counted(found, raw, calls)
-
-
-def _refuse(name: str, *_arguments: object, **_options: object) -> NoReturn:
-    raise OutOfOrder(f"cannot call {name} within a transaction: it would end the transaction, which only the transaction manager does")
+    return partial(refuse_ending, name) if name in ENDING and callable(found) else _counted(found, raw, calls)
 
 
 def _counted(found: Any, owner: Any, calls: LocalCalls) -> Any:

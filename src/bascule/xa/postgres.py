@@ -25,7 +25,7 @@ from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import CREATE, TABLE, DecisionTable, row_of
 from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, RetryLater
 from bascule.xa.log import Decision, Outcome
-from bascule.xa.psycopg_loop import Finished, LoopConnection, interrupt
+from bascule.xa.psycopg_loop import Finished, LoopConnection, interrupt, leave_end_to_manager
 from bascule.xa.resource import CommitPriority, Vote
 from bascule.xa.xid import Xid
 
@@ -51,6 +51,10 @@ _SAVEPOINT = "bascule_history"
 #: A crash of the server would lose a decision that was committed without waiting for the disk, after others have obeyed the decision.
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 _GRANT = f"GRANT {', '.join(_PRIVILEGES)} ON {TABLE} TO"
+#: The setting marks the database transaction of a branch: SET LOCAL ends with the transaction that it was made in.
+_MARK = "SET LOCAL bascule.branch = 'begun'"
+_MARKED = "current_setting('bascule.branch', true) = 'begun'"
+_NUMBER = f"SELECT ({_MARKED}) IS TRUE, pg_current_xact_id_if_assigned()::text"
 
 
 class PostgresRules(DecidingDatabase[HandleT]):
@@ -77,8 +81,9 @@ class PostgresRules(DecidingDatabase[HandleT]):
         self._checked = False
 
     def begun(self, raw: Any, timeout_s: float) -> None:
-        """Limit the idle time, so that a stalled application loses its locks at the transaction's deadline."""
-        raw.execute(f"SET LOCAL idle_in_transaction_session_timeout = {max(1, int(timeout_s * 1000))}")
+        """Limit the idle time, so that a stalled application loses its locks at the transaction's deadline. Mark the transaction."""
+        # psycopg would prepare a statement that it has seen several times; a prepared statement cannot have two commands.
+        raw.execute(f"SET LOCAL idle_in_transaction_session_timeout = {max(1, int(timeout_s * 1000))}; {_MARK}", prepare=False)
         if self._prepares is None:
             self._prepares = _prepares(raw)
         if not self._prepares and not self._checked:  # the server was unavailable when the manager opened
@@ -92,7 +97,9 @@ class PostgresRules(DecidingDatabase[HandleT]):
     def vote(self, raw: Any, xid: Xid) -> Vote:
         """See DatabaseResource."""
         self.refuse_failed(raw, xid)
-        number = _one(raw, "SELECT pg_current_xact_id_if_assigned()::text")
+        marked, number = _row(raw, _NUMBER)
+        if not marked:
+            raise _replaced(xid.gtrid)
         if number is None:
             return Vote.READ_ONLY
         history = self._history(raw)
@@ -177,10 +184,18 @@ class PostgresRules(DecidingDatabase[HandleT]):
         return True
 
     def write_row(self, raw: Any, decision: Decision) -> None:
-        """See DecidingDatabase. If a statement fails, PostgreSQL does not run the next one."""
-        values = ", ".join(quote(each, raw) for each in row_of(decision))
-        insert = f"INSERT INTO {self._table.name} (gtrid, decision) VALUES ({values})"
-        _tuples(raw).execute(f"{_DURABLE}; {insert}; COMMIT".encode(raw.info.encoding))
+        """See DecidingDatabase. If a statement fails, PostgreSQL does not run the next one.
+
+        Raises BranchRolledBack if the transaction is not the one that the branch began: its row has no key then, and is refused.
+        """
+        gtrid, text = (quote(each, raw) for each in row_of(decision))
+        insert = f"INSERT INTO {self._table.name} (gtrid, decision) VALUES (CASE WHEN {_MARKED} THEN {gtrid} END, {text})"
+        try:
+            _tuples(raw).execute(f"{_DURABLE}; {insert}; COMMIT".encode(raw.info.encoding))
+        except psycopg.errors.NotNullViolation as error:
+            if error.diag.table_name == TABLE:
+                raise _replaced(decision.gtrid, error) from error
+            raise
 
     def make_durable(self, raw: Any) -> None:
         """See DecidingDatabase."""
@@ -264,7 +279,9 @@ class PostgresResource(PostgresRules[psycopg.Connection[Any]], DbapiResource[psy
 
     def lent(self, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
         """Return a copy of the object on the same session: it becomes invalid with its branch, and the session stays open."""
-        return copy.copy(connection)
+        handle = copy.copy(connection)
+        leave_end_to_manager(handle)
+        return handle
 
     def start_on_loop(self, xid: Xid, *, timeout_s: float, loop: asyncio.AbstractEventLoop) -> LoopConnection:
         """See WorksOnLoop. The handle is a psycopg.AsyncConnection for the tasks of the loop."""
@@ -298,4 +315,18 @@ def _tuples(raw: Any) -> Any:
 
 def _one(raw: Any, query: str, *parameters: str) -> Any:
     """Return the single value of a query, whatever row type the application has set on the connection."""
-    return _tuples(raw).execute(query, parameters).fetchone()[0]
+    return _row(raw, query, *parameters)[0]
+
+
+def _row(raw: Any, query: str, *parameters: str) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = _tuples(raw).execute(query, parameters).fetchone()
+    return found
+
+
+def _replaced(gtrid: bytes, cause: BaseException | None = None) -> BranchRolledBack:
+    """Return the error for a branch whose database transaction the application has ended, by any statement or method."""
+    return BranchRolledBack(
+        f"the application has ended the database transaction of {gtrid.decode()} with COMMIT, ROLLBACK or RESET ALL. Statements before a "
+        "COMMIT are committed by themselves; all others are rolled back. Leave the end of the transaction to the transaction manager",
+        cause=cause,
+    )

@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self
 
 import psycopg
@@ -17,12 +18,23 @@ from psycopg.pq import ConnStatus, TransactionStatus
 
 from bascule.threads.loops import LoopGone, on_loop
 from bascule.xa.errors import BranchRolledBack, Code
+from bascule.xa.resource import refuse_ending
 
 #: If a statement is in progress when its transaction ends, the server is asked to cancel it. After this time, in seconds, the session ends.
 CANCEL_WITHIN_S = 3.0
 #: The server ignores a request that arrives before the statement has begun. The request is repeated after this time, in seconds.
 CANCEL_AGAIN_S = 0.1
 RELEASE_WITHIN_S = CANCEL_WITHIN_S + 2.0
+
+
+#: Methods of a connection that end the database transaction of its branch. psycopg itself refuses ``commit`` and ``rollback``.
+_ENDING = ("tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback")
+
+
+def leave_end_to_manager(handle: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Refuse the methods of a handle that would end the database transaction of its branch."""
+    for name in _ENDING:
+        setattr(handle, name, partial(refuse_ending, name))
 
 
 class Finished:
@@ -52,6 +64,7 @@ class LoopConnection(psycopg.AsyncConnection[Any]):
         handle._prepared = connection._prepared  # otherwise both would give the same name to different statements
         handle._tpc = connection._tpc
         handle._on = loop
+        leave_end_to_manager(handle)
         return handle
 
     def cut_off(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol, TypeVar, runtime_checkable
+from typing import Final, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from bascule.core.states import Transitions
 from bascule.xa.errors import BranchRolledBack, Code, DuplicateXid, OutOfOrder, UnknownXid, XaError
@@ -192,6 +192,11 @@ def beside_a_call(xid: Xid) -> BranchRolledBack:
     """
     text = f"the application is still using branch {xid}; end or cancel its call before the transaction ends"
     return BranchRolledBack(text, Code.XA_RBPROTO)
+
+
+def refuse_ending(name: str, *_arguments: object, **_options: object) -> NoReturn:
+    """Raise OutOfOrder for a method that would end the database transaction of a branch."""
+    raise OutOfOrder(f"cannot call {name} within a transaction: it would end the transaction, which only the transaction manager does")
 
 
 def refusal(state: BranchState, call: Call, xid: Xid) -> XaError:

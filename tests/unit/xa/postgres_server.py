@@ -65,7 +65,7 @@ class Handle:
         return getattr(self.connection, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name == "pgconn":
+        if name == "pgconn" or name.startswith("tpc_"):
             self.__dict__[name] = value
         else:
             setattr(self.connection, name, value)
@@ -88,6 +88,7 @@ class Connection:
         self._xid: psycopg.Xid | None = None
         self._number: str | None = None
         self._rows: list[str] = []
+        self.marked = False
         self.broken = False
         self.crash: Callable[[], object] = lambda: None
         self._result: Any = None
@@ -101,7 +102,7 @@ class Connection:
     def tpc_begin(self, xid: psycopg.Xid) -> None:
         if self.lost:
             raise psycopg.OperationalError("the connection is lost")
-        self._xid, self._number, self._rows = xid, None, []
+        self._xid, self._number, self._rows, self.marked = xid, None, [], False
         self.info.transaction_status = TransactionStatus.INTRANS
 
     def insert(self, row: str) -> None:
@@ -156,22 +157,31 @@ class Connection:
     def cursor(self, **_: Any) -> Connection:
         return self
 
-    def execute(self, query: str, parameters: tuple[str, ...] = ()) -> Connection:
+    def execute(self, query: str, parameters: tuple[str, ...] = (), *, prepare: bool | None = None) -> Connection:
         self.statements.append(query)
         if self.broken:
             raise psycopg.OperationalError("the connection is lost")
         if "pg_current_xact_id_if_assigned" in query:
-            self._result = self._number
+            self._result = (self.marked, self._number)
         elif "pg_xact_status" in query:
             self._result = self.server.statuses.get(parameters[0])
+        elif query in ("COMMIT", "ROLLBACK"):
+            self._replace(commit=query == "COMMIT")
         elif not query.startswith(("SET LOCAL", "CREATE TABLE", "SAVEPOINT", "ROLLBACK TO", "RELEASE")):
             self._result = next(value for name, value in self.server.values.items() if name in query)
             if isinstance(self._result, Exception):
                 raise self._result
+        self.marked = self.marked or "SET LOCAL bascule.branch" in query
         return self
 
-    def fetchone(self) -> tuple[Any]:
-        return (self._result,)
+    def _replace(self, *, commit: bool) -> None:
+        """End the transaction. The next statement begins another one, as psycopg does."""
+        if self._number is not None:
+            self.server.end(self._number, self._rows, commit=commit)
+        self._number, self._rows, self.marked = None, [], False
+
+    def fetchone(self) -> tuple[Any, ...]:
+        return self._result if isinstance(self._result, tuple) else (self._result,)
 
     def rollback(self) -> None: ...
 

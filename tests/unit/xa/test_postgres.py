@@ -13,7 +13,7 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager
 from bascule.xa.database_errors import in_words_of_xa
-from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceFailed, RetryLater, UnknownXid, XaError
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, OutOfOrder, ResourceFailed, RetryLater, UnknownXid, XaError
 from bascule.xa.log import Decision, LogState, Outcome
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.recovery import Recoverer
@@ -277,7 +277,7 @@ def test_idle_connections_are_limited_and_lost_connections_are_replaced(server: 
         resource.commit(xid, one_phase=True)
     first, second = server.connections
     assert (first.closed, second.closed) == (False, True)
-    assert first.statements[0] == "SET LOCAL idle_in_transaction_session_timeout = 30000"
+    assert first.statements[0] == "SET LOCAL idle_in_transaction_session_timeout = 30000; SET LOCAL bascule.branch = 'begun'"
     first.lost = "before"
     _, third = ended_branch(resource, "3")
     assert (first.closed, third.closed) == (True, False)
@@ -393,3 +393,32 @@ def test_error_class_determines_xa_code_without_sqlstate(error: type[Exception],
 def test_sqlalchemy_driver_without_known_two_phase_support_is_refused() -> None:
     with pytest.raises(InvalidInput, match="pysqlite"):
         SqlAlchemyResource("db", sa.create_engine("sqlite://"))
+
+
+@pytest.mark.parametrize("one_phase", [True, False])
+@pytest.mark.parametrize(("ending", "rows"), [("ROLLBACK", []), ("COMMIT", ["1"])])
+def test_branch_whose_transaction_the_application_has_ended_votes_no(server: Server, ending: str, rows: list[str], one_phase: bool) -> None:
+    """psycopg begins another transaction with the next statement: its work would be prepared without the earlier work."""
+    resource, xid = PostgresResource("db", ""), branch(new_gtrid("test", 0), "db")
+    connection: Any = resource.start(xid, timeout_s=TIMEOUT_S)
+    connection.insert("1")
+    connection.execute(ending)
+    connection.insert("2")
+    resource.end(xid, success=True)
+    with pytest.raises(BranchRolledBack, match="the application has ended the database transaction"):
+        resource.commit(xid, one_phase=True) if one_phase else resource.prepare(xid)
+    assert (server.rows, server.prepared) == (rows, {})
+    ended_branch(resource)
+    assert len(server.connections) == 2  # the connection is not used for the next branch
+
+
+@pytest.mark.parametrize("method", ["tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback"])
+def test_handle_refuses_methods_that_end_the_transaction(server: Server, method: str) -> None:
+    resource, xid = PostgresResource("db", ""), branch(new_gtrid("test", 0), "db")
+    connection: Any = resource.start(xid, timeout_s=TIMEOUT_S)
+    connection.insert("1")
+    with pytest.raises(OutOfOrder, match=f"cannot call {method} within a transaction"):
+        getattr(connection, method)()
+    resource.end(xid, success=True)
+    resource.commit(xid, one_phase=True)
+    assert server.rows == ["1"]

@@ -46,7 +46,7 @@ class Cursor:
 
     def execute(self, query: str, parameters: Any = ()) -> Any:
         if "::" in query or "pg_" in query or query.startswith("SHOW"):  # the queries of the resource itself
-            query, parameters = "SELECT '1'", ()
+            query, parameters = "SELECT '1', '1'", ()
         self._raw.execute(query, parameters)
         self.statusmessage = query.split()[0]
         return self
@@ -76,7 +76,7 @@ class Connection:
         assert self.pgconn.alive
         return Cursor(self.raw.cursor())
 
-    def execute(self, _set_local: str) -> None: ...
+    def execute(self, _statement: str, *, prepare: bool = True) -> None: ...
 
     def tpc_begin(self, _xid: str) -> None:
         self.raw.execute("BEGIN")
