@@ -16,17 +16,16 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
 
-from bascule.core.log import get_log
 from bascule.threads.background import in_background
 from bascule.threads.loops import on_loop, to_the_end
 from bascule.xa.blocking import BlockingParticipant
-from bascule.xa.callables import name_of, refuse_generator
-from bascule.xa.errors import BranchRolledBack, TransactionRolledBack
-from bascule.xa.manager import TransactionManager, retry_pause_s
+from bascule.xa.callables import refuse_generator
+from bascule.xa.manager import TransactionManager
 from bascule.xa.propagation import Propagation, TransactionUse
 from bascule.xa.recovery_protocol import Pass
 from bascule.xa.report import TransactionReport
 from bascule.xa.resource import Resource
+from bascule.xa.retries import Attempts
 from bascule.xa.transaction import Transaction
 from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import Xid
@@ -35,8 +34,6 @@ T = TypeVar("T")
 _P = ParamSpec("_P")
 #: The result of a hook: nothing, or an awaitable.
 Hooked = Awaitable[object] | object
-
-_log = get_log("bascule.xa")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -212,7 +209,6 @@ class AsyncTransactionManager:
         propagation: Propagation = Propagation.REQUIRED,
     ) -> Callable[[Callable[_P, Awaitable[T]]], Callable[_P, Awaitable[T]]]:
         """Do the same as ``transactional`` of TransactionManager, for coroutine functions."""
-        again: tuple[type[Exception], ...] = (TransactionRolledBack, BranchRolledBack, *retry_on)
 
         def decorate(function: Callable[_P, Awaitable[T]]) -> Callable[_P, Awaitable[T]]:
             refuse_generator(function)
@@ -225,18 +221,17 @@ class AsyncTransactionManager:
                 if use is TransactionUse.OUTSIDE:
                     with self.blocking.aside():
                         return await function(*args, **kwargs)
-                attempt = 0
+                tried = Attempts(function, attempts, retry_on)
                 while True:
-                    attempt += 1
+                    transaction: AsyncTransaction | None = None
                     try:
                         with self.blocking.aside():
-                            async with self.begin(timeout_s):
+                            async with self.begin(timeout_s) as transaction:
                                 return await function(*args, **kwargs)
-                    except again as error:
-                        if attempt >= attempts:
+                    except Exception as error:
+                        if not tried.retries(error, transaction):
                             raise
-                        _log.info("transaction retried", function=name_of(function), attempt=attempt, error=error)
-                    await asyncio.sleep(retry_pause_s(attempt))
+                    await asyncio.sleep(tried.pause_s)
 
             return call
 

@@ -19,7 +19,6 @@ import asyncio
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from typing import Any
 
 from django.db import connections
@@ -27,6 +26,7 @@ from django.db.backends.signals import connection_created
 from django.db.transaction import TransactionManagementError
 
 from bascule.core.errors import InvalidInput
+from bascule.xa.context_value import ContextValue
 from bascule.xa.database import DatabaseResource, Work, driver_xid
 from bascule.xa.django_connection import BranchConnection, branch_connection, discard, plain_connection
 from bascule.xa.errors import BranchRolledBack, OutOfOrder
@@ -102,18 +102,18 @@ class DjangoDatabase(DatabaseResource[Any]):
     def __init__(self, name: str, using: str, **rest: Any) -> None:
         super().__init__(name, **rest)
         self._using = using
-        self._current: ContextVar[Any] = ContextVar(f"bascule.xa.django.{name}", default=None)
+        self._current: ContextValue[Any] = ContextValue(f"bascule.xa.django.{name}")
         connection_created.connect(self._created)
 
     def follow(self, transaction: Transaction | None) -> Callable[[], None]:
         """See FollowsTransaction. Raises OutOfOrder if Django's connection of the thread is already in a transaction."""
         branch = None if transaction is None else self._joined(transaction)
-        token = self._current.set(branch)
+        restore = self._current.set(branch)
         self.place()
 
         def take_back() -> None:
-            self._current.reset(token)
-            if branch is not None:
+            restore()
+            if branch is not None and branch.in_own_thread:
                 branch.give_back()
             self.place()
 
@@ -190,11 +190,11 @@ class DjangoDatabase(DatabaseResource[Any]):
     @contextmanager
     def _set_aside(self) -> Iterator[None]:
         """Allow statements on Django's own connections within the block."""
-        token = self._current.set(None)
+        restore = self._current.set(None)
         try:
             yield
         finally:
-            self._current.reset(token)
+            restore()
 
     def _created(self, connection: Any, **_: Any) -> None:
         """Handle Django's signal that a connection was opened."""

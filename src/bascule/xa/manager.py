@@ -13,36 +13,36 @@ import asyncio
 import dataclasses
 import functools
 import os
-import random
 import secrets
 import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.core.log import get_log
 from bascule.threads.background import in_background
 from bascule.threads.lasting import lasting_thread
-from bascule.xa.callables import done, is_coroutine_function, name_of, refuse_generator
-from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, TransactionRolledBack, XaError
+from bascule.xa.callables import done, is_coroutine_function, refuse_generator
+from bascule.xa.current import CurrentTransaction
+from bascule.xa.errors import NoTransaction, OutOfOrder, XaError
 from bascule.xa.forks import Forks, abandon, register_for_forks
 from bascule.xa.log import DecisionLog, LogDamaged
 from bascule.xa.plan import Action, own_log
-from bascule.xa.propagation import USES, Propagation, TransactionUse
+from bascule.xa.propagation import Propagation, TransactionUse
 from bascule.xa.reaper import Reaper
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass, said_of
 from bascule.xa.report import TransactionFinding, TransactionReport
 from bascule.xa.resource import Checks, Decides, Resource
+from bascule.xa.retries import Attempts
 from bascule.xa.statistics import ManagerStatistics, Statistics
 from bascule.xa.transaction import FollowsTransaction, HandleT, Transaction, TransactionEnvironment
-from bascule.xa.two_phase import ENDED, TransactionStatus
+from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, Xid, manager_of_gtrid, named
 
 #: Default timeout of a transaction, in seconds: long enough for a person, short for a database that keeps locks.
@@ -58,19 +58,10 @@ CLOSE_WITHIN_S = 1.5 * ANSWER_WITHIN_S
 #: Number of ended transactions that a manager remembers for ``outcome``, in addition to those in the log.
 ENDED_MAX = 10_000
 _FINDINGS = {TransactionStatus.COMMITTED: TransactionFinding.COMMITTED, TransactionStatus.ROLLED_BACK: TransactionFinding.ROLLED_BACK}
-#: Pause before a retry, in seconds, multiplied by a random number up to 1 and doubled each time, so that conflicting transactions separate.
-RETRY_PAUSE_S = 0.05
 
 _log = get_log("bascule.xa")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-
-class _Entered(NamedTuple):
-    """The current transaction, and the thread or task that has entered it."""
-
-    transaction: Transaction
-    here: object
 
 
 class TransactionManager:
@@ -108,7 +99,6 @@ class TransactionManager:
         if len(self.resources) < len(resources):
             raise InvalidInput(f"names of resources must be unique: {', '.join(each.name for each in resources)}")
         self._deciding = [each for each in resources if isinstance(each, Decides)]
-        self._following = [each for each in resources if isinstance(each, FollowsTransaction)]
         self._by = _this_process()
         self._shared = shared
         self._lost_logs = frozenset(named(LOG_ID, each, "decision log") for each in lost_logs)
@@ -117,7 +107,7 @@ class TransactionManager:
         self._parallel, self._finish_within_s = parallel, finish_within_s
         self._untold: weakref.WeakValueDictionary[bytes, Transaction] = weakref.WeakValueDictionary()
         self._interval_s = recovery_interval_s
-        self._current: ContextVar[_Entered | None] = ContextVar(f"bascule.xa.{name}", default=None)
+        self._current = CurrentTransaction(name, [each for each in resources if isinstance(each, FollowsTransaction)])
         self._live: dict[bytes, Transaction] = {}
         self._ended: dict[bytes, TransactionFinding] = {}
         self._lock = threading.Lock()
@@ -190,7 +180,7 @@ class TransactionManager:
             self.log,
             self._by,
             self._knows,
-            self._enter,
+            self._current.enter,
             self._leave,
             self._log_id,
             decides,
@@ -206,10 +196,13 @@ class TransactionManager:
 
     @property
     def current(self) -> Transaction:
-        """The transaction of this thread or task; a task inherits that of the task that has started it. Raises NoTransaction."""
-        if (entered := self._current.get()) is None or entered.transaction.status in ENDED:
+        """The transaction of this thread or task; a task inherits that of the task that has started it.
+
+        Raises NoTransaction, or TransactionTimedOut if the transaction was rolled back at its timeout and its block still runs.
+        """
+        if (transaction := self._current.running()) is None:
             raise NoTransaction("there is no transaction in this thread or task; begin one with `with manager.begin()`")
-        return entered.transaction
+        return transaction
 
     @property
     def entered(self) -> Transaction | None:
@@ -218,10 +211,10 @@ class TransactionManager:
         Raises NoTransaction if that transaction has ended within its block, or TransactionTimedOut if its time was over: later work must
         not happen without it. ``with aside()`` works outside of it.
         """
-        entered = self._current.get()
-        if entered is not None:
-            entered.transaction.check_open()
-        return None if entered is None else entered.transaction
+        transaction = self._current.get()
+        if transaction is not None:
+            transaction.check_open()
+        return transaction
 
     def enlist(self, resource: Resource[HandleT]) -> HandleT:
         """Do the same as ``enlist`` of the current transaction."""
@@ -246,10 +239,9 @@ class TransactionManager:
 
         A new transaction that was rolled back is retried, up to ``attempts`` attempts in all, as is one that failed with one of
         ``retry_on`` (for example a database's serialization failure). Any other exception rolls back and passes on. A transaction in doubt
-        is never retried. A function that fails in its caller's transaction marks this transaction for rollback. Raises InvalidInput for a
-        generator function, and at the call if the function returns an awaitable.
+        or with a heuristic outcome is never retried, also of an inner function. A function that fails in its caller's transaction marks
+        this transaction for rollback. Raises InvalidInput for a generator function, and at the call if the function returns an awaitable.
         """
-        again: tuple[type[Exception], ...] = (TransactionRolledBack, BranchRolledBack, *retry_on)
 
         def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
             refuse_generator(function)
@@ -260,17 +252,16 @@ class TransactionManager:
                 if use is not TransactionUse.NEW:
                     with self._used(use):
                         return done(function, function(*args, **kwargs))
-                attempt = 0
+                tried = Attempts(function, attempts, retry_on)
                 while True:
-                    attempt += 1
+                    transaction: Transaction | None = None
                     try:
-                        with self.aside(), self.begin(timeout_s):
+                        with self.aside(), self.begin(timeout_s) as transaction:
                             return done(function, function(*args, **kwargs))
-                    except again as error:
-                        if attempt >= attempts:
+                    except Exception as error:
+                        if not tried.retries(error, transaction):
                             raise
-                        _log.info("transaction retried", function=name_of(function), attempt=attempt, error=error)
-                    time.sleep(retry_pause_s(attempt))
+                    time.sleep(tried.pause_s)
 
             @functools.wraps(function)
             async def call_async(*args: _P.args, **kwargs: _P.kwargs) -> Any:
@@ -278,18 +269,17 @@ class TransactionManager:
                 if use is not TransactionUse.NEW:
                     with self._used(use):
                         return await function(*args, **kwargs)  # type: ignore[misc]
-                attempt = 0
+                tried = Attempts(function, attempts, retry_on)
                 while True:
-                    attempt += 1
+                    transaction: Transaction | None = None
                     try:
                         with self.aside():
-                            async with self.begin(timeout_s):
+                            async with self.begin(timeout_s) as transaction:
                                 return await function(*args, **kwargs)  # type: ignore[misc]
-                    except again as error:
-                        if attempt >= attempts:
+                    except Exception as error:
+                        if not tried.retries(error, transaction):
                             raise
-                        _log.info("transaction retried", function=name_of(function), attempt=attempt, error=error)
-                    await asyncio.sleep(retry_pause_s(attempt))
+                    await asyncio.sleep(tried.pause_s)
 
             return call_async if is_coroutine_function(function) else call  # type: ignore[return-value]
 
@@ -352,22 +342,15 @@ class TransactionManager:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Work without a current transaction within the block."""
-        take_back = self._set_current(None)
+        take_back = self._current.set_aside()
         try:
             yield
         finally:
             take_back()
 
     def use_of(self, propagation: Propagation) -> TransactionUse:
-        """Return where a function with this propagation runs here. Raises NoTransaction, OutOfOrder."""
-        entered = self._current.get()
-        inside = entered is not None and entered.transaction.status not in ENDED
-        use = USES[propagation][0 if inside else 1]
-        if use is None and inside:
-            raise OutOfOrder("a function with Propagation.NEVER was called within a transaction")
-        if use is None:
-            raise NoTransaction("a function with Propagation.MANDATORY was called, and there is no transaction in this thread or task")
-        return use
+        """Return where a function with this propagation runs here. Raises NoTransaction, OutOfOrder, TransactionTimedOut."""
+        return self._current.use_of(propagation)
 
     @contextmanager
     def _used(self, use: TransactionUse) -> Iterator[None]:
@@ -382,20 +365,6 @@ class TransactionManager:
         except BaseException:
             transaction.give_up()
             raise
-
-    def _enter(self, transaction: Transaction) -> Callable[[], None]:
-        entered, here = self._current.get(), _here()
-        if entered is not None and entered.transaction.status not in ENDED and entered.here == here:
-            raise OutOfOrder("a transaction is active in this thread or task, and transactions do not nest; use `suspended()`")
-        return self._set_current(_Entered(transaction, here))
-
-    def _set_current(self, entered: _Entered | None) -> Callable[[], None]:
-        """Set the current transaction, also for the resources that follow it. Return a function that undoes this."""
-        with ExitStack() as undo:
-            undo.callback(self._current.reset, self._current.set(entered))
-            for each in self._following:
-                undo.callback(each.follow(None if entered is None else entered.transaction))
-            return undo.pop_all().close
 
     def _leave(self, transaction: Transaction, pending: bool) -> None:
         self._reaper.drop(transaction.gtrid)
@@ -440,7 +409,7 @@ class TransactionManager:
         self._live, self._thread, self._reaper, self._failure = {}, None, Reaper(), ""
         self._untold, self._statistics = weakref.WeakValueDictionary(), Statistics()
         self._lock, self._wake, self._closing = threading.Lock(), threading.Event(), threading.Event()
-        self._current.set(None)
+        self._current.clear()
         for each in (self.log, *self.resources.values()):
             if isinstance(each, Forks):
                 each.after_fork()
@@ -483,16 +452,3 @@ class TransactionManager:
 def _this_process() -> str:
     """Return the name of a manager in this process for its decisions. Containers may have the same host name and process ids."""
     return f"{socket.gethostname()}/{os.getpid()}.{secrets.token_hex(4)}"
-
-
-def _here() -> object:
-    """Return the running task, or else the thread."""
-    try:
-        return asyncio.current_task() or threading.get_ident()
-    except RuntimeError:
-        return threading.get_ident()
-
-
-def retry_pause_s(attempt: int) -> float:
-    """Return how many seconds to wait before the next attempt."""
-    return random.random() * RETRY_PAUSE_S * 2.0**attempt

@@ -39,3 +39,5 @@ USES: dict[Propagation, tuple[TransactionUse | None, TransactionUse | None]] = {
     Propagation.NOT_SUPPORTED: (TransactionUse.OUTSIDE, TransactionUse.OUTSIDE),
     Propagation.NEVER: (None, TransactionUse.OUTSIDE),
 }
+#: Work with these propagations does not depend on the transaction of the caller.
+APART = frozenset({Propagation.REQUIRES_NEW, Propagation.NOT_SUPPORTED})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol, cast
 
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
 
+from bascule.xa.context_value import ContextValue
 from bascule.xa.database import DatabaseResource, Work
 from bascule.xa.errors import BranchRolledBack
 from bascule.xa.sqlalchemy_joined import JoinedBranch, JoinedConnection, JoiningEngine
@@ -70,12 +70,11 @@ class SqlAlchemyDatabase(DatabaseResource[Session]):
         self._plain = plain
         #: Like the given engine, but its connections take part in the current transaction if there is one.
         self.engine: Engine = JoiningEngine(plain, {}, self)
-        self._current: ContextVar[Transaction | None] = ContextVar(f"bascule.xa.sqlalchemy.{name}", default=None)
+        self._current: ContextValue[Transaction] = ContextValue(f"bascule.xa.sqlalchemy.{name}")
 
     def follow(self, transaction: Transaction | None) -> Callable[[], None]:
         """See FollowsTransaction."""
-        token = self._current.set(transaction)
-        return lambda: self._current.reset(token)
+        return self._current.set(transaction)
 
     def joined(self, engine: Engine) -> SessionWork | None:
         """See Joins. Raises the errors of the transaction's ``enlist``, such as TransactionTimedOut."""

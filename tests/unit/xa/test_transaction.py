@@ -12,7 +12,15 @@ import pytest
 
 from bascule.core.errors import InvalidInput, Unavailable
 from bascule.testing.xa import Checked, ModelLog, ModelResource
-from bascule.xa import HeuristicOutcome, Transaction, TransactionInDoubt, TransactionManager, TransactionRolledBack, TransactionTimedOut
+from bascule.xa import (
+    HeuristicOutcome,
+    Transaction,
+    TransactionInDoubt,
+    TransactionManager,
+    TransactionRolledBack,
+    TransactionTimedOut,
+    retries,
+)
 from bascule.xa import manager as module
 from bascule.xa.blocking import now_ms
 from bascule.xa.errors import BranchRolledBack, Code, NoTransaction, OutOfOrder, ResourceError, ResourceFailed, UnknownXid
@@ -391,7 +399,7 @@ def test_each_task_has_its_own_transaction(manager: TransactionManager, one: Mod
 def test_transactional_function_is_retried_after_rollback(
     manager: TransactionManager, one: ModelResource, two: ModelResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(retries, "RETRY_PAUSE_S", 0.0)
     attempts = []
 
     @manager.transactional(attempts=3)
@@ -410,7 +418,7 @@ def test_transactional_function_is_retried_after_rollback(
 def test_transactional_function_stops_after_attempts_and_is_not_retried_in_doubt(
     manager: TransactionManager, one: ModelResource, down: Down, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(retries, "RETRY_PAUSE_S", 0.0)
     attempts = []
 
     @manager.transactional(attempts=3)

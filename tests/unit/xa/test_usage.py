@@ -16,8 +16,7 @@ import pytest
 
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.threads.background import in_background
-from bascule.xa import FileLog, Propagation, Transaction, TransactionManager, TransactionRolledBack, TransactionTimedOut
-from bascule.xa import manager as managing
+from bascule.xa import FileLog, Propagation, Transaction, TransactionManager, TransactionRolledBack, TransactionTimedOut, retries
 from bascule.xa import reaper as reaping
 from bascule.xa.errors import BranchRolledBack, NoTransaction, OutOfOrder, ResourceFailed
 from bascule.xa.forks import register_for_forks
@@ -328,7 +327,7 @@ def test_refused_nested_begin_registers_no_transaction(manager: TransactionManag
 def test_transactional_coroutine_is_retried_after_rollback_and_stops_after_attempts(
     manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(managing, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(retries, "RETRY_PAUSE_S", 0.0)
     attempts: list[int] = []
 
     @manager.transactional(attempts=3)
