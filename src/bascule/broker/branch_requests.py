@@ -237,11 +237,16 @@ def _recover(engine: Engine, request: BranchRequest, say: Say, violations: Colle
 def _listing(engine: Engine, request: BranchRequest, say: Say) -> Work:
     """Answer with a list of all current branches that the sender may end."""
     lines = []
-    for each in branches.listed(engine):
-        if each.user == "" or request.may_end(each.user):
-            lines.append(f"{STATES[each.ending]} {each.since_ms} {each.xid.format_id}:{each.xid.gtrid.hex()}:{each.xid.bqual.hex()}")
-        yield LISTED_STEPS
-    engine.journaling.errors.run(ErrorKind.ANSWER, say, done(text="\n".join(lines)))
+    try:
+        for each in branches.listed(engine):
+            if each.user == "" or request.may_end(each.user):
+                lines.append(f"{STATES[each.ending]} {each.since_ms} {each.xid.format_id}:{each.xid.gtrid.hex()}:{each.xid.bqual.hex()}")
+            yield LISTED_STEPS
+        answer = done(text="\n".join(lines))
+    except Exception as error:
+        engine.journaling.errors.contain(ErrorKind.REQUEST, error, operation=request.operation)
+        answer = failure(RequestFailed("the broker failed to list the branches; see the broker's log"))
+    engine.journaling.errors.run(ErrorKind.ANSWER, say, answer)
 
 
 def _forget(engine: Engine, request: BranchRequest, say: Say, _: Collection[enum.StrEnum]) -> None:

@@ -24,6 +24,7 @@ class ErrorKind(enum.StrEnum):
     MOVE = "move"  # move of one message to another address
     COMMIT = "commit"  # commit of one transaction
     SELECTOR = "selector"  # evaluation of a selector on one message
+    WORK = "work"  # a later slice of long work
     BODY = "body"  # access to a message body in the spill files
     INGRESS = "ingress"  # intake of one chunk of the ingress topic
     REQUEST = "request"  # request of a management client or an administrator

@@ -53,9 +53,9 @@ class Deliveries:
         self.memory = bodies.account
         self.clock = clock
         self.schedule = Schedule(self.errors)
-        self.turns = Turns(when_stored=journaling.then)
+        self.turns = Turns(when_stored=journaling.then, errors=journaling.errors)
         journaling.turns = self.turns
-        self.watch_expiry = expiry.Expiry(self.turns, self.schedule, clock, self._expire).watch
+        self.watch_expiry = expiry.Expiry(self.turns, self.schedule, clock, self._expire, self.errors).watch
         self.counters = Counters()
         self.next_position = 1
         matching = Matching(bodies, self.errors)

@@ -176,8 +176,8 @@ class Destinations:
         self.addresses.remove(queue)
         self.on_change(DELETED, queue)
         consumers, queue.consumers = queue.consumers, {}  # from now on they hold nothing: see Deliveries.settled
-        self._deliveries.turns.begin(self._ended(queue, consumers))
-        self._deliveries.turns.begin(self._released(queue))
+        self._deliveries.turns.begin_decided(self._ended(queue, consumers))
+        self._deliveries.turns.begin_decided(self._released(queue))
         self._deliveries.go_on(queue)
 
     def _ended(self, queue: BrokerQueue, consumers: dict[QueueConsumer, None]) -> Work:

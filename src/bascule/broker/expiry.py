@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Final
 
+from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.message import BrokerMessage
 from bascule.broker.order import FRONT, place_of
 from bascule.broker.queue import BrokerQueue
@@ -31,16 +32,22 @@ _SWEEP: Final = "sweep"
 class Expiry:
     """Sweeps of queues for expired messages.
 
-    ``expire(queue, message)`` is called for each, after the message was taken out of its queue.
+    ``expire(queue, message)`` is called for each, after the message was taken out of its queue. An error concerns one message only.
     """
 
     def __init__(
-        self, turns: Turns, schedule: Schedule, clock: Callable[[], int], expire: Callable[[BrokerQueue, BrokerMessage], None]
+        self,
+        turns: Turns,
+        schedule: Schedule,
+        clock: Callable[[], int],
+        expire: Callable[[BrokerQueue, BrokerMessage], None],
+        errors: ErrorContainment | None = None,
     ) -> None:
         self._turns = turns
         self._schedule = schedule
         self._clock = clock
         self._expire = expire
+        self._errors = errors or ErrorContainment()
 
     def watch(self, queue: BrokerQueue, expiry_ms: int) -> None:
         """Schedule a sweep of the queue at ``expiry_ms`` or soon after."""
@@ -83,8 +90,14 @@ class Expiry:
             following_ms = min(following_ms or later_ms, later_ms or following_ms)
             yield len(waiting) // _PER_STEP + 1
             for message in expired:
-                if queue.take_out(message):
-                    self._expire(queue, message)
+                try:
+                    taken = queue.take_out(message)
+                    if taken:
+                        self._expire(queue, message)
+                except Exception as error:
+                    self._errors.contain(ErrorKind.MOVE, error, queue=queue.name, mid=message.mid)
+                    taken = True
+                if taken:
                     expired_bytes += message.size_bytes + EXPIRED_OVERHEAD_BYTES
                     yield EXPIRE_STEPS + queue.ready.take_steps
                 if expired_bytes > EXPIRED_BYTES:

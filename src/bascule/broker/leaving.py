@@ -85,7 +85,7 @@ class LeavingMessages:
         for queue, (messages, size_bytes) in held.items():
             queue.uncount(messages, size_bytes)
         self._leaving.append(gone)
-        self._turns.begin(self._leave(deque(acks), gone))
+        self._turns.begin_decided(self._leave(deque(acks), gone))
 
     def _leave(self, remaining: deque[Ack], gone: Mapping[BrokerQueue, list[int]]) -> Work:
         while remaining:

@@ -221,7 +221,7 @@ class LocalTransactions:
             if transaction.since_ms <= oldest_ms:
                 self.journaling.errors.run(ErrorKind.COMMIT, self._time_out, transaction)
             else:
-                self._look_again(transaction.since_ms + limit_ms)
+                self.journaling.errors.run(ErrorKind.COMMIT, self._look_again, transaction.since_ms + limit_ms)
             yield ROLLBACK_STEPS
 
     def _time_out(self, transaction: LocalTransaction) -> None:
@@ -373,7 +373,7 @@ class LocalTransactions:
         If the plan has put nothing into the journal, and no earlier decision is to be stored, no stored record divides this work.
         """
         if len(placed) > 1 and not self.journaling.defers:
-            self._deliveries.turns.begin(self._putting_in(placed, done))
+            self._deliveries.turns.begin_decided(self._putting_in(placed, done))
             return
         for piece, first_mid in placed:
             self.journaling.then(piece.put_in, self._deliveries.put_in, first_mid)
@@ -433,7 +433,7 @@ class LocalTransactions:
         for transaction in transactions:
             for queue in transaction.queues:
                 returned.hold(queue)
-        self._deliveries.turns.begin(self._rolling_back(transactions, returned))
+        self._deliveries.turns.begin_decided(self._rolling_back(transactions, returned))
 
     def _rolling_back(self, transactions: Sequence[LocalTransaction], returned: RangeReturn) -> Work:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from bascule.broker.containment import ErrorKind
 from bascule.broker.errors import ResourceLimit
 from bascule.broker.order import Line
 from bascule.broker.policy import BLOCK, DROP, Policy
@@ -58,13 +59,18 @@ def _created(engine: Engine, policy: Policy, refused: Callable[[str, ResourceLim
             engine.queue(name)
         except ResourceLimit as error:
             refused(name, error)
+        except Exception as error:
+            engine.journaling.errors.contain(ErrorKind.WORK, error, queue=name)
         yield CREATE_STEPS
 
 
 def _followed(engine: Engine) -> Work:
     """Let queues and duplicate windows follow the policy of the engine, which may change again meanwhile. Yields steps."""
     for queue in list(engine.addresses.queues.values()):
-        yield from _follow(engine, queue)
+        try:
+            yield from _follow(engine, queue)
+        except Exception as error:  # of this queue, and not of the others
+            engine.journaling.errors.contain(ErrorKind.WORK, error, queue=queue.name)
     for address, window in list(engine.windows.by_address.items()):
         window.count_max, window.period_ms = engine.destinations.window_limits(address)
         yield LOOK_STEPS

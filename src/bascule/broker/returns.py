@@ -52,7 +52,7 @@ class Returns:
         returning = list(queues)
         for queue in returning:
             self.hold(queue)
-        self._turns.begin(self._of_several(returning, messages, act))
+        self._turns.begin_decided(self._of_several(returning, messages, act))
 
     def _of_several(self, queues: list[BrokerQueue], messages: Iterator[tuple[BrokerQueue, BrokerMessage]], act: PutBack) -> Work:
         try:
@@ -75,7 +75,7 @@ class Returns:
     def begin(self, queue: BrokerQueue, work: Work) -> None:
         """Begin work that puts messages back into the queue."""
         self.hold(queue)
-        self._turns.begin(self._held(queue, work))
+        self._turns.begin_decided(self._held(queue, work))
 
     def _held(self, queue: BrokerQueue, work: Work) -> Work:
         try:

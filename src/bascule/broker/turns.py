@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
+from bascule.broker.containment import ErrorContainment, ErrorKind
+
 #: Steps of one turn. Several kinds of work share a turn, and a slow machine takes three times as long; together this stays below 50 ms.
 TURN_STEPS: Final = 10_000
 #: Each piece of work gets this fraction of a turn, so that short work does not wait for long work.
@@ -45,15 +47,19 @@ class Turns(Allowance):
     ``on_backlog`` is called when there is work for another turn; the shell then calls :meth:`go_on`.
     """
 
-    __slots__ = ("_when_stored", "_work", "on_backlog", "steps")
+    __slots__ = ("_errors", "_when_stored", "_work", "on_backlog", "steps")
 
-    def __init__(self, steps: int = TURN_STEPS, *, when_stored: Callable[..., None]) -> None:
-        """Create turns of ``steps``. ``when_stored(action, argument)`` calls the action once all decisions so far are stored."""
+    def __init__(self, steps: int = TURN_STEPS, *, when_stored: Callable[..., None], errors: ErrorContainment | None = None) -> None:
+        """Create turns of ``steps``. ``when_stored(action, *arguments)`` calls the action once all decisions so far are stored.
+
+        ``errors`` contains the errors of later slices.
+        """
         super().__init__(steps)
         self.steps = steps
         self._when_stored = when_stored
+        self._errors = errors or ErrorContainment()
         self.on_backlog: Callable[[], None] = lambda: None
-        self._work: deque[Work] = deque()
+        self._work: deque[tuple[Work, bool]] = deque()  # with True if an error ends the work only
 
     @property
     def slice_steps_max(self) -> int:
@@ -66,8 +72,21 @@ class Turns(Allowance):
         return bool(self._work)
 
     def begin(self, work: Work) -> None:
-        """Begin work with a first slice at once. The rest continues in the next turns, concurrently with other work."""
-        self._advance(work)
+        """Begin work with a first slice at once. The rest continues in the next turns, concurrently with other work.
+
+        An error of the first slice reaches the caller. An error of a later slice ends only this work: it is logged and counted.
+        """
+        self._begin(work, True)
+
+    def begin_decided(self, work: Work) -> None:
+        """Begin work that carries out a decision, as ``begin`` does. An error of a later slice ends the epoch.
+
+        Without the rest of such work, the memory would contradict the decision, and only a load from the journal repairs it.
+        """
+        self._begin(work, False)
+
+    def _begin(self, work: Work, contained: bool) -> None:
+        self._advance(work, contained)
         if self._work:
             self.on_backlog()
 
@@ -78,9 +97,23 @@ class Turns(Allowance):
     def go_on(self) -> None:
         """Continue all work as far as the steps of this turn allow. Call this once a turn, and again while work is pending."""
         while self._work and self.left > 0:
-            self._advance(self._work.popleft())
+            self._advance_later(*self._work.popleft())
 
-    def _advance(self, work: Work) -> None:
+    def _resume(self, work: Work, contained: bool) -> None:
+        """Continue work that has waited until earlier decisions are stored."""
+        self._advance_later(work, contained)
+        if self._work:
+            self.on_backlog()
+
+    def _advance_later(self, work: Work, contained: bool) -> None:
+        try:
+            self._advance(work, contained)
+        except Exception as error:
+            if not contained:
+                raise
+            self._errors.contain(ErrorKind.WORK, error, work=getattr(work, "__qualname__", type(work).__name__))
+
+    def _advance(self, work: Work, contained: bool) -> None:
         """Do a slice of work, and keep the rest."""
         enough = self.left - min(self.slice_steps_max, self.left)
         while self.left > enough:  # a piece may also have spent steps itself
@@ -88,7 +121,7 @@ class Turns(Allowance):
             if cost is None:
                 return
             if cost == AFTER_STORED:
-                self._when_stored(self.begin, work)
+                self._when_stored(self._resume, work, contained)
                 return
             self.left -= cost
-        self._work.append(work)
+        self._work.append((work, contained))
