@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from bascule.broker.schedule import Schedule
+from bascule.broker.turns import Allowance
 from bascule.core.caches import peer_cache
 from bascule.core.defaults import DUPLICATE_WINDOW_COUNT, DUPLICATE_WINDOW_S
 from bascule.journal.records import DIGEST_SIZE
@@ -32,6 +33,8 @@ SEGMENT_BYTES = SEGMENT_IDS * ID_SIZE_BYTES
 SWEEP_INTERVAL_MS: Final = 60_000
 #: Windows and ids of one turn of such a search: about 5 ms.
 SWEEP_STEPS = 5_000
+#: Steps to add the ids of one address, which may create a window.
+PENDING_STEPS: Final = 5
 
 
 class DuplicateViolation(enum.StrEnum):
@@ -249,10 +252,40 @@ class DuplicateWindow:
         return RememberedIds(list(self.segments), bytes(self._last), self._forgotten_bytes)
 
 
+class PendingIds:
+    """The ids of one decision that their windows do not have yet. They are added to the windows piece by piece.
+
+    A message with one of the ids is a repetition all the same.
+    """
+
+    __slots__ = ("_now_ms", "_pieces", "_sequence", "_turns", "_windows", "digests")
+
+    def __init__(self, windows: DuplicateWindows, digests: Set[bytes], now_ms: int, sequence: int, pieces: int, turns: Allowance) -> None:
+        """Create ids that were accepted at ``now_ms`` in the record ``sequence``. ``pieces`` is the number of calls of ``add``."""
+        self._windows = windows
+        self._now_ms = now_ms
+        self._sequence = sequence
+        self._pieces = pieces
+        self._turns = turns
+        self.digests = digests
+
+    def add(self, ids: Mapping[str, Sequence[bytes]], *, journaled: bool) -> None:
+        """Add the ids of one piece to the windows of their addresses. Call this once the journal has stored the decision."""
+        self._turns.left -= PENDING_STEPS * len(ids)
+        for address, added in ids.items():
+            window = self._windows.window(address)
+            window.add_all(added, self._now_ms)
+            if journaled:
+                window.sequence = max(window.sequence, self._sequence)
+        self._pieces -= 1
+        if not self._pieces:
+            self._windows.pending.remove(self)
+
+
 class DuplicateWindows:
     """The windows of all addresses. If there are too many, the windows with the oldest ids are dropped."""
 
-    __slots__ = ("_clock", "_limits_of", "_schedule", "_swept", "_violations", "by_address", "plain_until_ms")
+    __slots__ = ("_clock", "_limits_of", "_schedule", "_swept", "_violations", "by_address", "pending", "plain_until_ms")
 
     def __init__(
         self,
@@ -272,6 +305,7 @@ class DuplicateWindows:
         self._violations = violations
         self._swept: Iterator[str] | None = None  # the addresses that a sweep has still to visit; None between two sweeps
         self.by_address: dict[str, DuplicateWindow] = {}
+        self.pending: list[PendingIds] = []
         #: Until this time in ms since the epoch, windows may have digests of an earlier version, which have no user. 0: there are none.
         self.plain_until_ms = 0
 
@@ -279,6 +313,10 @@ class DuplicateWindows:
     def admits_repeats(self) -> bool:
         """Return True if a test breaks the rule that repeated messages are dropped."""
         return DuplicateViolation.REPEATS_ADMITTED in self._violations
+
+    def repeats_pending(self, ids: Iterable[bytes]) -> bool:
+        """Return True if one of the ids was decided and its window does not have it yet."""
+        return not self.admits_repeats and any(not pending.digests.isdisjoint(ids) for pending in self.pending)
 
     def window(self, address: str) -> DuplicateWindow:
         """Return the window of an address; create it if it does not exist."""

@@ -247,6 +247,7 @@ def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:
             yield steps
             steps = 0
     windows = iter(list(engine.windows.by_address.values()))
+    digests += sum([len(pending.digests) for pending in engine.windows.pending])
     while found := list(islice(windows, MEASURED_AT_ONCE)):
         digests += sum([len(window.digests) for window in found])
         yield len(found)

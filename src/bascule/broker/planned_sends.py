@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, Generic, TypeVar
 
 from bascule.broker.addresses import Route
+from bascule.broker.duplicates import PendingIds
 from bascule.broker.errors import BindingsChanged
 from bascule.broker.matching import EVALUATION_STEPS
 from bascule.broker.message import BrokerMessage
@@ -26,6 +27,8 @@ T = TypeVar("T")
 PIECE_PLACES: Final = 200
 #: Steps to plan a message of a client, besides those of its route.
 SEND_STEPS: Final = 4
+#: Steps to work out the route of an address, which the broker then keeps.
+NEW_ROUTE_STEPS: Final = 25
 #: Bytes of a message for one more step, if a selector reads its properties.
 READ_BYTES_PER_STEP: Final = 1_000
 #: Steps of planning after which other work runs.
@@ -63,8 +66,8 @@ class Piece(Generic[T]):
     """Consecutive messages that enter their queues together: at most PIECE_PLACES places, or one message."""
 
     __slots__ = (
-        "_numbered", "_parts", "_places", "digests", "entries", "ids", "items", "lacking", "messages", "routes", "size_bytes", "stalled",
-        "version", "volatile",
+        "_numbered", "_parts", "_places", "digests", "entries", "ids", "items", "lacking", "messages", "pending", "routes", "size_bytes",
+        "stalled", "version", "volatile",
     )  # fmt: skip
 
     def __init__(self, version: int, *, stalled: bool) -> None:
@@ -73,6 +76,7 @@ class Piece(Generic[T]):
         self.messages = 0  # number of entries
         self.digests: list[bytes] = []  # duplicate ids in the entries
         self.ids: dict[str, list[bytes]] = {}  # duplicate ids to remember, by address
+        self.pending: PendingIds | None = None  # adds these ids to their windows; None before the decision
         self.routes: dict[tuple[str, Routing], Route] = {}
         self.version = version  # of the bindings with which the routes were last compared
         self.stalled = stalled  # whether the journal was stalled
@@ -128,6 +132,9 @@ class Piece(Generic[T]):
 
     def put_in(self, put_in: Callable[[BrokerMessage, tuple[BrokerQueue, ...], int], None], first_mid: int) -> None:
         """Put the messages into their queues with ``put_in``. ``first_mid`` is the mid of the first entry."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.add(self.ids, journaled=bool(self.digests))
         numbered, self._numbered, self.items, self.entries = self._numbered, [], [], b""
         for message, queues, due_ms, number in numbered:
             if number >= 0:
@@ -189,7 +196,7 @@ class PlannedSends(PlanInTurns, Generic[T]):
         ``create`` creates the queue of an address if it is missing. Without ``create`` the piece lacks the queue.
         """
         addresses = self._sending.addresses
-        searched = addresses.searched
+        searched, routes_bytes = addresses.searched, addresses.routes_bytes
         draft, plan = self._plan_one(item, self.now_ms)
         ids = draft.duplicate_ids if self._admits else ()
         if ids and self._repeats(draft.address, ids):
@@ -204,6 +211,8 @@ class PlannedSends(PlanInTurns, Generic[T]):
             self._ids.update(ids)
             piece.ids.setdefault(draft.address, []).extend(ids)
         steps = self._send_steps + addresses.searched - searched
+        if addresses.routes_bytes != routes_bytes:
+            steps += NEW_ROUTE_STEPS
         if plan is not None:
             steps += decision_steps(draft, plan[0])
         return steps
@@ -223,8 +232,9 @@ class PlannedSends(PlanInTurns, Generic[T]):
         """Return True if a message repeats another one: of this plan, or one that the journal has or gets before this plan."""
         if not self._ids.isdisjoint(ids):
             return not self._sending.windows.admits_repeats
-        window = self._sending.windows.by_address.get(address)
-        return window is not None and window.repeats(ids, self.now_ms)
+        windows = self._sending.windows
+        window = windows.by_address.get(address)
+        return windows.repeats_pending(ids) or (window is not None and window.repeats(ids, self.now_ms))
 
     def _close(self, piece: Piece[T]) -> None:
         """Complete a piece, and add it to the sums of the plan."""
@@ -297,8 +307,10 @@ class PlannedSends(PlanInTurns, Generic[T]):
             return True
         if piece.version != self._sending.addresses.version:
             return None
-        windows = self._sending.windows.by_address
-        return any(address in windows and not windows[address].digests.isdisjoint(ids) for address, ids in piece.ids.items())
+        windows, by_address = self._sending.windows, self._sending.windows.by_address
+        if windows.pending and any(map(windows.repeats_pending, piece.ids.values())):
+            return True
+        return any(address in by_address and not by_address[address].digests.isdisjoint(ids) for address, ids in piece.ids.items())
 
     def _recreate(self, address: str) -> None:
         """Create a queue before the plan is carried out. If the plan is dropped, the queue is deleted like any unused queue."""
@@ -343,16 +355,14 @@ class PlannedSends(PlanInTurns, Generic[T]):
         sending.counters.duplicates += self.duplicates
         self._expect(1)
         sending.undo(self._expect, -1)
-        placed: list[Placed] = []
-        for piece in self.pieces:
-            first_mid = journaling.add_sends(piece.entries, piece.messages, piece.digests)
-            for address, ids in piece.ids.items():
-                window = windows.window(address)
-                window.add_all(ids, self.now_ms)
-                sending.undo(window.take_back, tuple(ids))
-                if piece.digests:
-                    window.sequence = journaling.batch.sequence
-            placed.append((piece, first_mid))
+        placed = [(piece, journaling.add_sends(piece.entries, piece.messages, piece.digests)) for piece in self.pieces]
+        remembered = [piece for piece in self.pieces if piece.ids]
+        if remembered:
+            pending = PendingIds(windows, self._ids, self.now_ms, journaling.batch.sequence, len(remembered), journaling.turns)
+            for piece in remembered:
+                piece.pending = pending
+            windows.pending.append(pending)
+            sending.undo(windows.pending.remove, pending)
         return placed
 
     def _expect(self, sign: int) -> None:

@@ -234,7 +234,7 @@ class Sending:
     def _known(self, address: str, duplicate_ids: tuple[bytes, ...]) -> bool:
         """Return True if a message repeats one that is stored or in flight. It then gets the same answer as the first one."""
         window = self.windows.window(address)
-        return any(digest in window for digest in duplicate_ids)
+        return any(digest in window for digest in duplicate_ids) or self.windows.repeats_pending(duplicate_ids)
 
     def drop_oldest(self, queue: BrokerQueue) -> None:
         """Drop non-persistent messages of a full queue, the oldest first, until it has room or holds no more of them.
@@ -305,7 +305,7 @@ class Sending:
         window: DuplicateWindow | None = None
         if ids:
             window = self.windows.by_address.get(address) or self.windows.window(address)
-            if not window.admit(ids, now_ms):
+            if (self.windows.pending and self.windows.repeats_pending(ids)) or not window.admit(ids, now_ms):
                 self.counters.duplicates += 1
                 return None
         try:
