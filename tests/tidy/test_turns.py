@@ -114,6 +114,9 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "broker/duplicates.py DuplicateWindow.add_all", "broker/duplicates.py DuplicateWindow.remembered",
     ),
     "clients that are forgotten in favour of others: REMEMBERED_MAX": ("server/interruptions.py Interruptions.lost",),
+    "the planned commits in flight to the journal, each of more than PLANNED_STEPS: IN_FLIGHT_SHARE of the memory": (
+        "broker/duplicates.py DuplicateWindows.repeats_pending",
+    ),
     "WINDOWS_MAX": ("broker/duplicates.py DuplicateWindows._drop_half",),
     "BUCKETS": ("broker/groups.py Groups.leave",),
     "the steps of a turn": ("broker/delivery.py Deliveries._dispatch",),
