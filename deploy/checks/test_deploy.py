@@ -8,7 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,8 @@ TOOLS = Path(sys.executable).parent
 BASCULE = ROOT / ".venv" / "bin" / "bascule"
 #: The stricter the sandbox, the lower the level of `systemd-analyze security`: 100 = none.
 EXPOSURE_MAX = 20
+#: Seconds that a command may serve.
+SERVING_TIMEOUT_S = 300
 #: By group of the resources: the Go module with their definitions, and the path there.
 DEFINITIONS = {
     "monitoring.coreos.com": ("github.com/prometheus-operator/prometheus-operator", "example/prometheus-operator-crd"),
@@ -326,13 +331,45 @@ def test_context_of_the_build_has_all_files_that_the_steps_copy() -> None:
             assert any(Path(name).match(pattern) for pattern in allowed), name
 
 
-def test_steps_of_the_broker_image_make_a_command_that_runs(tmp_path: Path) -> None:
+def test_steps_of_the_broker_image_make_a_broker_that_serves(tmp_path: Path) -> None:
     Execution(CONTAINERFILE.read_text(), tmp_path, ROOT, {"BASCULE_COMPILE": "0"}).run("broker-environment")
     command = tmp_path / "opt" / "bascule" / "bin" / "bascule"
     clean = {"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
     assert "bascule" in run(command, "--version", env=clean, cwd=tmp_path).stdout
     run(command, "config", "check", "--config", DEPLOY / "compose" / "bascule.toml", env=clean, cwd=tmp_path)
     assert not (tmp_path / "opt" / "bascule" / "bin" / "pip").exists()
+    extras = "from bascule.core.extras import require; require('broker'); require('otel')"
+    run(command.with_name("python"), "-c", extras, env=clean, cwd=tmp_path)
+    config = tmp_path / "bascule.toml"
+    config.write_text('[broker]\nport = 0\n[admin]\nport = 0\n[[divert]]\nname = "orders"\nfrom = "orders"\nto = "kafka.orders"\n')
+    with serving(BASCULE, "kafka", "--data-dir", tmp_path / "kafka", "--kafka-port", "0", env=dict(os.environ)) as kafka:
+        settings = {"BASCULE_CONFIG": str(config), "BASCULE_KAFKA__BOOTSTRAP_SERVERS": kafka["kafka"], "HOME": str(tmp_path)}
+        # This Kafka lets in only who can read its directory.
+        given = {**clean, **settings, "BASCULE_EMBEDDED__DATA_DIR": str(tmp_path / "kafka")}
+        with serving(command, "broker", env=given) as broker:
+            run(command, "send", "orders", "--text", "1", "--broker", broker["amqp"], env=given)
+            found = run(command, "browse", "orders", "--broker", broker["amqp"], "--format", "json", env=given).stdout
+            message = re.findall(r"ID:[^\"\s]+", found)[0]
+            for question in (["why", message], ["divert", "offsets", "orders"]):
+                run(command, *question, "--admin", broker["admin"], env=given)
+
+
+@contextmanager
+def serving(*command: str | Path, env: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Run a serving command. Yield its addresses by their kind, from the line that begins with `ready`."""
+    with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        late = threading.Timer(SERVING_TIMEOUT_S, process.kill)
+        late.start()
+        try:
+            assert process.stdout is not None
+            line = next((each for each in process.stdout if each.startswith("ready ")), "")
+            if not line:
+                raise AssertionError(f"{command[0]} {command[1]} did not serve: {process.communicate()[1]}")
+            addresses = re.findall(r"(?:(kafka|admin)=|((?:amqp)://))(\S+)", line)
+            yield {kind or "amqp": f"{scheme}{address}" for kind, scheme, address in addresses}
+        finally:
+            late.cancel()
+            process.terminate()
 
 
 def test_compose_file_is_valid_and_its_files_exist() -> None:

@@ -1,5 +1,5 @@
-"""PySpark pipelines: diverts (JMS to Kafka) and ingresses (Kafka to JMS), exactly once."""
+"""PySpark pipelines: diverts (JMS to Kafka) and ingresses (Kafka to JMS), exactly once.
 
-from bascule.core.extras import require
-
-require("pipelines")
+A broker imports the modules about positions, specifications and records of diverts, so they do not need the extra ``pipelines``. A module
+that loads Spark or Arrow and is imported from other packages calls ``require``: ``driver``, ``source`` and ``class_archive``.
+"""

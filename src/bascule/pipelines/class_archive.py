@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+from bascule.core.extras import require
+
+require("pipelines")
+
 import hashlib
 import os
 import shlex

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bascule.core.extras import require
+
+require("pipelines")
+
 import os
 import shutil
 import tempfile

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bascule.core.extras import require
+
+require("pipelines")
+
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -5,6 +5,10 @@ A metric keeps its name, unless the conventions of OpenTelemetry for messaging h
 
 from __future__ import annotations
 
+from bascule.core.extras import require
+
+require("otel")
+
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple

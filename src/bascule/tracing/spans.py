@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bascule.core.extras import require
+
+require("otel")
+
 import time
 from collections.abc import Mapping
 from typing import Final

@@ -15,6 +15,7 @@ import pytest
 
 from bascule.core.errors import Unavailable
 from bascule.core.extras import MODULES, MissingExtra, require
+from tests.support.hidden_packages import locked
 
 ROOT = Path(__file__).parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -177,3 +178,13 @@ def test_lower_bound_of_each_requirement_is_the_locked_version() -> None:
     assert {name: locked[name] for name, version in low.items() if not f"{locked[name]}.".startswith(f"{version}.")} == {}
     assert "confluent-kafka" in low
     assert "pyspark" in low
+
+
+@pytest.mark.parametrize(
+    ("lock", "extras"),
+    [("requirements-broker.lock", ("broker", "otel")), ("requirements.lock", ("broker", "pipelines", "otel", "openlineage"))],
+)
+def test_lock_of_an_image_has_the_requirements_of_its_extras(lock: str, extras: tuple[str, ...]) -> None:
+    assert {name for extra in extras for name in requirements(extra)} <= locked(lock)
+    options = "".join(f" --extra {each}" for each in extras)
+    assert re.search(rf"\$\(UV_COMPILE\){options} .*-o {lock}", (ROOT / "Makefile").read_text()), "the next `make lock` keeps them"
