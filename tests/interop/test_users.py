@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,15 +13,23 @@ from typing import NamedTuple
 
 import pytest
 
+from bascule.amqp.frames import SASL_FRAME, SASL_HEADER, performative_frame
+from bascule.amqp.performatives import SaslInit
+from bascule.amqp.types import Symbol
 from bascule.client import Queue, connect
 from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.server.login_delays import FREE_FAILURES
+from bascule.server.login_delays import ADDRESS_FREE_FAILURES, FREE_FAILURES
 from tests.interop.conftest import Connect
+from tests.support.alerts import Watch
+from tests.support.client import SOON_S
+from tests.support.console import Console
 from tests.support.qpid import JmsError
 from tests.support.system import System, wait_for
 
 COMMAND_TIMEOUT_S = 120
+#: The alert fires if more than one login a second fails for this time.
+ATTACK_S = 300
 
 
 class Guarded(NamedTuple):
@@ -150,7 +159,19 @@ def test_sighup_reads_the_file_although_it_has_not_changed(guarded: Guarded) -> 
     wait_for(lambda: guarded.readings() > before, "the broker to read the file")
 
 
+def guess(port: int, number: int) -> None:
+    """Try a password of another user, from another address after some guesses: the broker delays those of one user or address."""
+    address = (f"127.0.0.{2 + number // (ADDRESS_FREE_FAILURES - 1)}", 0)
+    with socket.create_connection(("127.0.0.1", port), SOON_S, source_address=address) as connection:
+        login = SaslInit(Symbol("PLAIN"), f"\0user-{number}\0guess".encode())
+        connection.sendall(SASL_HEADER + performative_frame(0, login, SASL_FRAME))
+        while connection.recv(1 << 16):
+            pass
+
+
 def test_wrong_passwords_delay_their_user_and_no_other(guarded: Guarded, connect_to: Connect) -> None:
+    watch = Watch()
+    watch.read(at_s=0.0, broker=guarded.system.metrics())
     failed, delayed = guarded.metric("logins_failed"), guarded.metric("logins_delayed")
     guesses = 0
     while guarded.metric("logins_delayed") == delayed:  # on a slow machine, a login may take as long as the first delays
@@ -162,4 +183,8 @@ def test_wrong_passwords_delay_their_user_and_no_other(guarded: Guarded, connect
     connect_to(guarded.system.url, user="ann", password="hush")
     assert guarded.metric("logins_delayed") - delayed == 1
     assert "logins delayed after failures user=nobody" in guarded.system.broker.said()
-    assert "bascule_logins_failed_total" in guarded.system.metrics()
+    for number in range(ATTACK_S + 1):
+        guess(guarded.system.port, number)
+    watch.read(at_s=ATTACK_S, broker=guarded.system.metrics())
+    assert watch.fires("BasculeLoginsFail")
+    Console(guarded.system).shows("Connections", "ann SCRAM-SHA-512")

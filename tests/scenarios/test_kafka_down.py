@@ -14,6 +14,8 @@ import pytest
 from bascule.embedded.kafka import EmbeddedKafka
 from tests.scenarios.changed_topics import set_topic
 from tests.scenarios.conftest import Connect
+from tests.support.alerts import Watch
+from tests.support.console import Console
 from tests.support.qpid import JmsError
 from tests.support.system import System, paused, wait_for
 
@@ -83,7 +85,10 @@ def test_send_fails_with_clear_error_while_kafka_stays_paused_and_broker_recover
         code, reason = readiness(system)
         assert code == 503
         assert "journal stalled" in system.broker.said()
-        assert "bascule_serving 0.0" in system.metrics()
+        watch = Watch()
+        watch.read(broker=system.metrics())
+        assert watch.fires("BasculeNoActiveBroker")
+        Console(system).shows("Broker", "persistent messages are refused until Kafka stores them")
         assert "persistent messages are refused until Kafka stores them" in reason
         assert not repeated.done()
         assert system.depth(name) == 2

@@ -1,0 +1,124 @@
+"""What breaks in the night, for pipelines: a real broker and its console, and a driver without Spark in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from bascule.client import Queue, connect
+from bascule.core.topics import JournalTopics
+from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka.history import TopicHistory
+from bascule.pipelines import control, driver
+from bascule.pipelines.metrics import PipelineMetrics
+from bascule.pipelines.spec import EARLIEST, DivertSpec, PipelinesSpec, StartPosition
+from tests.scenarios.sparkless import without_spark, workers_end
+from tests.scenarios.test_positions import delete_records
+from tests.support.alerts import Watch
+from tests.support.console import Console
+from tests.support.system import System, wait_for
+
+DIVERT = '[[divert]]\nname = "orders"\nfrom = "#"\nto = "${address}"\nstart = "earliest"\n'
+#: The broker takes a driver for dead if it has not reported for a minute and a half.
+SILENT_S = 150.0
+
+
+class Night:
+    """A broker with a divert, and drivers of its pipelines."""
+
+    def __init__(self, kafka: EmbeddedKafka, prefix: str, directory: Path) -> None:
+        self.system = System(kafka.bootstrap, directory, prefix=prefix, config=DIVERT)
+        self.console = Console(self.system)
+        self.watch = Watch()
+        self.topics = JournalTopics(prefix)
+        spec = DivertSpec("orders", "#", "${address}", start=StartPosition(EARLIEST))
+        self.spec = PipelinesSpec(prefix, {"bootstrap.servers": kafka.bootstrap, "log_level": 2}, (spec,), topics=self.topics)
+
+    def send(self, queue: str, *texts: str) -> None:
+        with connect(self.system.url) as context:
+            for text in texts:
+                context.send(Queue(queue), text)
+
+    def end(self) -> int:
+        return TopicHistory(self.spec.kafka, self.topics.journal, 0).latest()
+
+    @contextmanager
+    def driven(self) -> Iterator[Driven]:
+        found = Driven(self)
+        try:
+            found.driver.start()
+            yield found
+        finally:
+            found.driver.stop()
+            workers_end()
+
+
+class Driven:
+    """A driver, and the metrics that its port would serve."""
+
+    def __init__(self, night: Night) -> None:
+        self._night = night
+        metrics = PipelineMetrics()
+        self._registry = CollectorRegistry()
+        self._registry.register(metrics)
+        self.driver = driver.Driver(night.spec, metrics)
+
+    def carry(self) -> None:
+        """Run a batch of each query up to the end of the journal."""
+        for query in self.driver.queries.values():
+            query.running.batch(self._night.end())  # type: ignore[union-attr]  # of the model of Spark
+
+    def fires(self, alert: str) -> bool:
+        """Let the driver look and report, and return whether an alert fires."""
+        self.driver.poll()
+        self._night.watch.read(broker=self._night.system.metrics(), driver=generate_latest(self._registry).decode())
+        return bool(self._night.watch.fires(alert))
+
+
+@pytest.fixture
+def night(kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Night]:
+    without_spark(monkeypatch)
+    monkeypatch.setattr(control, "LOOK_S", 0.0)
+    found = Night(kafka, topic_prefix, tmp_path)
+    with found.system:
+        yield found
+
+
+@pytest.mark.slow
+def test_pipelines_of_a_killed_driver_are_unassigned(night: Night) -> None:
+    with night.driven() as driven:
+        assert not driven.fires("BasculeNoActiveDriver")
+        night.console.shows("Pipelines", "orders running in the file")
+        # The driver does nothing from here on, as if it were killed.
+        night.watch.read(broker=night.system.metrics(), driver=None)
+        assert night.watch.fires("BasculeNoActiveDriver")
+        wait_for(lambda: night.system.ask("diverts")[0]["state"] == "unassigned", "the broker to notice", SILENT_S)
+        night.console.shows("Pipelines", "orders unassigned, running wanted")
+
+
+def test_pipeline_whose_unread_records_were_deleted_stops(night: Night, caplog: pytest.LogCaptureFixture) -> None:
+    night.send("read", "1")
+    with night.driven() as driven:
+        driven.carry()
+        assert not driven.fires("BasculePipelineFailed")
+    night.send("unread", "2", "3", "4")
+    delete_records(night.system.bootstrap, night.topics.journal, night.end() - 1)
+    with night.driven() as driven:
+        wait_for(lambda: driven.fires("BasculePipelineFailed"), "the alert")
+        assert "pipeline stopped" in caplog.text
+        night.console.shows("Pipelines", "orders failed, running wanted", "were deleted before the pipeline read them")
+
+
+def test_divert_writes_a_message_that_it_cannot_carry_to_the_dead_letter_topic(night: Night) -> None:
+    with night.driven() as driven:
+        assert not driven.fires("BasculePipelineDeadLetters")
+        night.send("carried", "1")
+        night.send(night.topics.positions, "2")  # Bascule's own topic is no target
+        driven.carry()
+        wait_for(lambda: driven.fires("BasculePipelineDeadLetters"), "the alert")
+        night.console.shows("Pipelines", "orders running in the file")
+        night.console.shows("Pipeline dead letters", "divert:orders", "is one of Bascule's own topics", path="undelivered")
