@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
+import functools
 import inspect
 import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+from bascule.threads.background import in_background
 
 T = TypeVar("T")
 
@@ -56,3 +60,12 @@ async def to_the_end(ending: asyncio.Future[T]) -> T:
     if cancelled is not None:
         raise cancelled from ending.exception()
     return ending.result()
+
+
+async def in_own_thread(work: Callable[[], T], name: str) -> T:
+    """Run work in a new thread with this name, in the context of this task. A cancellation is raised when the work has ended.
+
+    A thread of an executor is not safe: all of its threads may wait for something that only the end of this work releases.
+    """
+    context = contextvars.copy_context()
+    return await to_the_end(asyncio.wrap_future(in_background(functools.partial(context.run, work), name)))

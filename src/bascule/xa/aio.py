@@ -7,7 +7,6 @@ blocking programs.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import inspect
 import weakref
@@ -16,8 +15,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
 
-from bascule.threads.background import in_background
-from bascule.threads.loops import on_loop, to_the_end
+from bascule.threads.loops import in_own_thread, on_loop
 from bascule.xa.blocking import BlockingParticipant
 from bascule.xa.callables import refuse_generator
 from bascule.xa.manager import TransactionManager
@@ -26,7 +24,7 @@ from bascule.xa.recovery_protocol import Pass
 from bascule.xa.report import TransactionReport
 from bascule.xa.resource import Resource
 from bascule.xa.retries import Attempts
-from bascule.xa.transaction import Transaction
+from bascule.xa.transaction import Transaction, checked_timeout_s
 from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import Xid
 
@@ -37,12 +35,8 @@ Hooked = Awaitable[object] | object
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run work in a thread of its own. A cancellation is raised when the work has ended.
-
-    A thread of an executor is not safe: it may wait for the loop, which waits for a thread of the same executor (to resolve a name, say).
-    """
-    context = contextvars.copy_context()
-    return await to_the_end(asyncio.wrap_future(in_background(functools.partial(context.run, work), "bascule-xa-async")))
+    """Run work in a thread of its own. A cancellation is raised when the work has ended."""
+    return await in_own_thread(work, "bascule-xa-async")
 
 
 @runtime_checkable
@@ -209,6 +203,8 @@ class AsyncTransactionManager:
         propagation: Propagation = Propagation.REQUIRED,
     ) -> Callable[[Callable[_P, Awaitable[T]]], Callable[_P, Awaitable[T]]]:
         """Do the same as ``transactional`` of TransactionManager, for coroutine functions."""
+        if timeout_s is not None:
+            checked_timeout_s(timeout_s)
 
         def decorate(function: Callable[_P, Awaitable[T]]) -> Callable[_P, Awaitable[T]]:
             refuse_generator(function)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import os
 import secrets
@@ -28,7 +27,7 @@ from bascule.kafka.history import TopicHistory
 from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.transactional import end_open_transactions
 from bascule.threads.joint import JointTry
-from bascule.threads.loops import to_the_end
+from bascule.threads.loops import in_own_thread
 from bascule.xa.blocking import now_ms
 from bascule.xa.errors import ResourceFailed, UnknownXid
 from bascule.xa.forks import abandon
@@ -85,13 +84,13 @@ class AsyncKafkaBranch:
         partition: int = -1,
         timestamp_ms: int = 0,
     ) -> None:
-        """Do the same as KafkaBranch.send, in a thread of the event loop's executor, because it may wait for Kafka.
+        """Do the same as KafkaBranch.send, in a thread of its own, because it may wait for Kafka.
 
         A cancellation is raised when the call has ended. The record is then part of the transaction unless the CancelledError has a cause.
         """
         send = functools.partial(self._branch.send, topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
         with self._call():
-            await to_the_end(asyncio.get_running_loop().run_in_executor(None, functools.partial(contextvars.copy_context().run, send)))
+            await in_own_thread(send, "bascule-xa-send")
 
 
 class KafkaResource:

@@ -41,7 +41,14 @@ from bascule.xa.report import TransactionFinding, TransactionReport
 from bascule.xa.resource import Checks, Decides, Resource
 from bascule.xa.retries import Attempts
 from bascule.xa.statistics import ManagerStatistics, Statistics
-from bascule.xa.transaction import FollowsTransaction, HandleT, Transaction, TransactionEnvironment
+from bascule.xa.transaction import (
+    FollowsTransaction,
+    HandleT,
+    Transaction,
+    TransactionEnvironment,
+    checked_timeout_s,
+    checked_wait_s,
+)
 from bascule.xa.two_phase import TransactionStatus
 from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, Xid, manager_of_gtrid, named
 
@@ -103,10 +110,10 @@ class TransactionManager:
         self._shared = shared
         self._lost_logs = frozenset(named(LOG_ID, each, "decision log") for each in lost_logs)
         self._log_id = ""
-        self._timeout_s = timeout_s
-        self._parallel, self._finish_within_s = parallel, finish_within_s
+        self._timeout_s = checked_timeout_s(timeout_s)
+        self._parallel, self._finish_within_s = parallel, checked_wait_s("finish_within_s", finish_within_s)
         self._untold: weakref.WeakValueDictionary[bytes, Transaction] = weakref.WeakValueDictionary()
-        self._interval_s = recovery_interval_s
+        self._interval_s = checked_wait_s("recovery_interval_s", recovery_interval_s)
         self._current = CurrentTransaction(name, [each for each in resources if isinstance(each, FollowsTransaction)])
         self._live: dict[bytes, Transaction] = {}
         self._ended: dict[bytes, TransactionFinding] = {}
@@ -115,7 +122,7 @@ class TransactionManager:
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._reaper = Reaper()
-        self._failure = ""
+        self._failures: dict[str, str] = {}  # by thread
         self._statistics = Statistics()
 
     def open(self) -> Pass:
@@ -127,7 +134,7 @@ class TransactionManager:
         if self._thread is not None:
             raise OutOfOrder(f"transaction manager {self.name} is already open")
         self._closing = threading.Event()
-        self._failure = ""
+        self._failures = {}
         if len(self.resources) > 1:  # a single resource prepares nothing
             self._check()
         first = self.recoverer().run()
@@ -169,11 +176,14 @@ class TransactionManager:
         self.close()
 
     def begin(self, timeout_s: float | None = None) -> Transaction:
-        """Begin a transaction. Use it with ``with`` or ``async with``, which makes it the current transaction, or end it explicitly."""
+        """Begin a transaction. Use it with ``with`` or ``async with``, which makes it the current transaction, or end it explicitly.
+
+        Raises InvalidInput unless ``timeout_s`` is 0 to 2,147,483 (24 days), and Unavailable if a thread of the manager has failed.
+        """
         if self._thread is None:
             raise OutOfOrder(f"transaction manager {self.name} is not open; open it with `with manager:`, which also runs recovery")
-        if self._failure:
-            raise Unavailable(f"manager {self.name} cannot begin a transaction: {self._failure}. Close the manager and open it again")
+        if failures := "; ".join(self._failures.values()):
+            raise Unavailable(f"manager {self.name} cannot begin a transaction: {failures}. Close the manager and open it again")
         decides = any(each.decides is not False for each in self._deciding)
         environment = TransactionEnvironment(
             self.name,
@@ -242,6 +252,8 @@ class TransactionManager:
         or with a heuristic outcome is never retried, also of an inner function. A function that fails in its caller's transaction marks
         this transaction for rollback. Raises InvalidInput for a generator function, and at the call if the function returns an awaitable.
         """
+        if timeout_s is not None:
+            checked_timeout_s(timeout_s)
 
         def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
             refuse_generator(function)
@@ -400,13 +412,13 @@ class TransactionManager:
             each.told([heuristic for xid, heuristic in heuristics.items() if xid.gtrid == each.gtrid], finished=finished)
 
     def _reaper_failed(self, error: BaseException) -> None:
-        self._failure = f"the thread that ends timed-out transactions failed: {error!r}"
+        self._failures["reaper"] = f"the thread that ends timed-out transactions failed: {error!r}"
 
     def after_fork(self) -> None:
         """See Forks. In the child the manager is closed and shares nothing with the parent; ``open`` opens it."""
         abandon(self._live, self._thread, self._reaper, self._lock, self._wake, self._closing)
         self._by = _this_process()
-        self._live, self._thread, self._reaper, self._failure = {}, None, Reaper(), ""
+        self._live, self._thread, self._reaper, self._failures = {}, None, Reaper(), {}
         self._untold, self._statistics = weakref.WeakValueDictionary(), Statistics()
         self._lock, self._wake, self._closing = threading.Lock(), threading.Event(), threading.Event()
         self._current.clear()
@@ -415,14 +427,14 @@ class TransactionManager:
                 each.after_fork()
 
     def _recovery_failed(self, error: BaseException) -> None:
-        self._failure = f"the recovery thread failed: {error!r}"
+        self._failures["recovery"] = f"the recovery thread failed: {error!r}"
 
     def _recover(self, closing: threading.Event) -> None:
         recoverer = self.recoverer(ANSWER_WITHIN_S)
         wait_s = self._interval_s
         retry_s = FIRST_RETRY_S
         while not closing.is_set():
-            if self._wake.wait(wait_s):
+            if self._wake.wait(min(wait_s, threading.TIMEOUT_MAX)):
                 self._wake.clear()
                 retry_s = FIRST_RETRY_S
             if closing.is_set():
@@ -434,12 +446,13 @@ class TransactionManager:
                 done = recoverer.run(self._at_work)
                 self._statistics.recovered(done, in_doubt, time.monotonic())
                 self._told(untold, done)
-                finished, self._failure = done.finished, ""
+                finished = done.finished
+                self._failures.pop("recovery", None)
                 with self._lock:
                     for gtrid in done.committed:
                         self._remember(gtrid, TransactionFinding.COMMITTED)
             except LogDamaged as error:
-                self._failure = f"the decision log is damaged: {error}"
+                self._failures["recovery"] = f"the decision log is damaged: {error}"
                 _log.error("recovery stopped, decision log damaged", error=said_of(error))
                 finished = False
             except Exception as error:  # if this thread ended, nothing would be recovered any more, and nobody would know

@@ -7,8 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from bascule.core.log import get_log
+
 #: After the deadline, an application has this time, in seconds, to notice it in a call of its own.
 GRACE_S = 1.0
+
+_log = get_log("bascule.xa")
 
 
 class Reaper:
@@ -48,6 +52,9 @@ class Reaper:
                 now_s = time.monotonic()
                 for gtrid in [gtrid for gtrid, due_s in self._due_s.items() if due_s <= now_s]:
                     self._due_s[gtrid] = now_s + GRACE_S
-                    self._expire[gtrid]()
+                    try:
+                        self._expire[gtrid]()
+                    except Exception as error:  # for example, no thread can be started now
+                        _log.warning("could not end timed-out transaction, will retry", transaction=gtrid.decode(), error=error)
                 self._wakes_s = min(self._due_s.values(), default=math.inf)
                 self._changed.wait(min(self._wakes_s - now_s, threading.TIMEOUT_MAX))

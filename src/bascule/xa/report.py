@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bascule.xa.log import Decision, Heuristic, Outcome
 from bascule.xa.plan import Action, RecoveryView, Step
-from bascule.xa.xid import may_be_in_database
+from bascule.xa.xid import deadline_ms_of, may_be_in_database
 
 
 class TransactionFinding(enum.StrEnum):
@@ -20,8 +20,8 @@ class TransactionFinding(enum.StrEnum):
     RUNNING = "running"
     #: Branches are prepared and nothing is decided: recovery will roll them back, unless their process commits first.
     UNDECIDED = "undecided"
-    #: Neither log nor resources have anything of the transaction, and this process does not remember it: it was rolled back, or it was
-    #: committed and its decision is forgotten.
+    #: The deadline has passed, neither log nor resources have anything of the transaction, and this process does not remember it: it was
+    #: rolled back, or it was committed and its decision is forgotten.
     NOT_FOUND = "not found"
     #: Neither log nor resources that answer have anything of the transaction; a silent one may have the decision, or a branch.
     NOT_KNOWN = "not known"
@@ -59,6 +59,8 @@ def report(gtrid: bytes, view: RecoveryView, steps: Collection[Step], unreachabl
     finding = _finding(gtrid, decision, heuristics, view, planned.values())
     if finding is TransactionFinding.NOT_FOUND and unreachable:
         finding = TransactionFinding.NOT_KNOWN
+    elif finding is TransactionFinding.NOT_FOUND and view.now_ms < deadline_ms_of(gtrid):
+        finding = TransactionFinding.RUNNING  # perhaps in another process, without a prepared branch
     return TransactionReport(gtrid.decode("latin-1"), finding, decision, branches, heuristics)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import functools
 import os
 import threading
@@ -16,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 from bascule.core.effects import run_blocking
 from bascule.core.errors import InvalidInput, TransactionRolledBack
 from bascule.core.log import get_log
-from bascule.threads.loops import to_the_end
+from bascule.threads.loops import in_own_thread
 from bascule.xa.blocking import BlockingLog, BlockingParticipant, SystemClock, in_threads, now_ms
 from bascule.xa.effects import Participant
 from bascule.xa.errors import NoTransaction, OutOfOrder
@@ -29,6 +27,8 @@ from bascule.xa.xid import new_gtrid
 HandleT = TypeVar("HandleT")
 T = TypeVar("T")
 _OPEN = (TransactionStatus.ACTIVE, TransactionStatus.MARKED_ROLLBACK)
+#: The longest timeout of a transaction, in seconds (24 days): the longest that PostgreSQL has for an idle transaction.
+LONGEST_TIMEOUT_S = 2_147_483.0
 
 _log = get_log("bascule.xa")
 
@@ -56,7 +56,8 @@ class Transaction:
     """A transaction from ``TransactionManager.begin``. It ends with its ``with`` block, or by ``commit`` or ``rollback``."""
 
     def __init__(self, environment: TransactionEnvironment, timeout_s: float) -> None:
-        self.gtrid = new_gtrid(environment.manager, now_ms() + int(timeout_s * 1000), environment.log_id, decides=environment.decides)
+        deadline_ms = now_ms() + int(checked_timeout_s(timeout_s) * 1000)
+        self.gtrid = new_gtrid(environment.manager, deadline_ms, environment.log_id, decides=environment.decides)
         self.id = self.gtrid.decode()
         self.timeout_s = timeout_s
         self._environment = environment
@@ -181,9 +182,9 @@ class Transaction:
     def wait_finished(self, timeout_s: float) -> bool:
         """Wait after a commit until recovery has told the resources in ``unfinished``. Return True if all have committed in time.
 
-        Raises HeuristicOutcome if a branch was rolled back from outside.
+        Raises HeuristicOutcome if a branch was rolled back from outside, InvalidInput if ``timeout_s`` is negative or not a number.
         """
-        finished = self._finished.wait(timeout_s)
+        finished = self._finished.wait(min(checked_wait_s("timeout_s", timeout_s), threading.TIMEOUT_MAX))
         self._protocol.report_heuristics()
         return finished
 
@@ -254,9 +255,7 @@ class Transaction:
         A cancellation that arrives meanwhile is raised when the transaction has ended; ``status`` has the outcome.
         """
         try:
-            # A future of the executor, not a task: code that cancels all tasks of an event loop does not abandon it.
-            finish = functools.partial(contextvars.copy_context().run, self.finish, failed=kind is not None)
-            await to_the_end(asyncio.get_running_loop().run_in_executor(None, finish))
+            await in_own_thread(functools.partial(self.finish, failed=kind is not None), "bascule-xa-finish")
         finally:
             self.leave()
 
@@ -315,6 +314,20 @@ class Transaction:
 
     def _refusal(self) -> Exception:
         return self._protocol.timed_out() if self._expired else OutOfOrder(f"transaction {self.id} is {self.status.value}")
+
+
+def checked_timeout_s(timeout_s: float) -> float:
+    """Return the timeout of a transaction, in seconds. Raises InvalidInput."""
+    if not 0 <= timeout_s <= LONGEST_TIMEOUT_S:
+        raise InvalidInput(f"invalid timeout_s={timeout_s} of a transaction; expected 0 to {LONGEST_TIMEOUT_S:.0f} seconds")
+    return timeout_s
+
+
+def checked_wait_s(name: str, wait_s: float) -> float:
+    """Return the value of a parameter that is a number of seconds to wait, or infinity. Raises InvalidInput."""
+    if not wait_s >= 0:  # also for "not a number"
+        raise InvalidInput(f"invalid {name}={wait_s}; expected 0 or more seconds")
+    return wait_s
 
 
 @runtime_checkable

@@ -152,7 +152,7 @@ def test_activation_stops_and_says_why_when_thread_fails(monkeypatch: pytest.Mon
 def test_manager_begins_nothing_when_thread_of_recovery_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransactionManager, "_recover", fail)
     with TransactionManager("shop", ModelLog(), []) as manager:
-        wait_for(lambda: manager._failure, "the thread to fail")
+        wait_for(lambda: manager._failures, "the thread to fail")
         with pytest.raises(Unavailable, match=r"the recovery thread failed: .*injected.*\. Close the manager and open it again"):
             manager.begin()
 
@@ -160,7 +160,7 @@ def test_manager_begins_nothing_when_thread_of_recovery_fails(monkeypatch: pytes
 def test_manager_begins_nothing_when_thread_of_reaper_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reaper, "run", fail)
     with TransactionManager("shop", ModelLog(), []) as manager:
-        wait_for(lambda: manager._failure, "the thread to fail")
+        wait_for(lambda: manager._failures, "the thread to fail")
         with pytest.raises(Unavailable, match=r"cannot begin a transaction: .*injected.*\. Close the manager and open it again"):
             manager.begin()
 

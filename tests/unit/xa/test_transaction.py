@@ -461,7 +461,7 @@ def test_manager_with_removed_log_begins_no_transactions(tmp_path: Path, one: Mo
         path.unlink()
         with pytest.raises(TransactionInDoubt, match="was removed"):
             spend(manager.begin(), one, two)
-        wait_until(lambda: bool(manager._failure))
+        wait_until(lambda: bool(manager._failures))
         with pytest.raises(Unavailable, match=r"decision log is damaged: .* was removed"):
             manager.begin()
         assert len(one.durable.prepared) == len(two.durable.prepared) == 1

@@ -265,18 +265,6 @@ def test_abandoned_transaction_is_rolled_back_after_timeout(
     wait_until(lambda: not manager._live)
 
 
-def test_very_long_timeout_does_not_stop_timeouts_of_other_transactions(
-    manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reaping, "GRACE_S", 0.0)
-    endless = manager.begin(timeout_s=10 * threading.TIMEOUT_MAX)
-    abandoned = manager.begin(timeout_s=TIMES_OUT_S)
-    abandoned.enlist(one).append("kept")
-    wait_until(lambda: abandoned.status is TransactionStatus.ROLLED_BACK)
-    manager.begin().rollback()
-    endless.rollback()
-
-
 def test_application_that_returns_after_timeout_gets_transaction_timed_out(
     manager: TransactionManager, one: ModelResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

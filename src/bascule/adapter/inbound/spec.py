@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from bascule.core.errors import InvalidInput
 from bascule.core.linear_regex import LinearRegex
+from bascule.xa.transaction import LONGEST_TIMEOUT_S
 
 if TYPE_CHECKING:
     from bascule.adapter.inbound.log import InboundLog
@@ -115,7 +117,9 @@ class ActivationSpec:
         _expect(1 <= self.workers <= WORKERS_MAX, "workers", self.workers, f"1 to {WORKERS_MAX}")
         _expect(1 <= self.batch <= BATCH_MAX, "batch", self.batch, f"1 to {BATCH_MAX}")
         _expect(self.retries >= 0, "retries", self.retries, "0 or more")
-        _expect(self.delivery_timeout_s > 0, "delivery_timeout_s", self.delivery_timeout_s, "more than 0")
+        longest_s = math.inf if self.transacted is None else LONGEST_TIMEOUT_S
+        limit = "" if self.transacted is None else f", up to {longest_s:.0f} with a transaction"
+        _expect(0 < self.delivery_timeout_s <= longest_s, "delivery_timeout_s", self.delivery_timeout_s, f"more than 0{limit}")
         self._check_topics()
         if self.transacted is not None and self.transacted.log.group != self.group:
             raise InvalidInput(f"transacted: the inbound log belongs to group {self.transacted.log.group!r}, not to group {self.group!r}")
