@@ -14,13 +14,15 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from bascule.broker.collecting import Collector
 from bascule.broker.duplicates import WINDOWS_MAX
+from bascule.broker.errors import ResourceLimit
 from bascule.broker.memory import measuring
-from bascule.broker.policy import AddressPolicy, Policy
+from bascule.broker.policy import BLOCK, DROP, AddressPolicy, Policy
 from bascule.broker.policy_change import change_policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.ready import SELECTORS_MAX
@@ -240,6 +242,82 @@ def many_subscriptions(state: Extreme) -> None:
     del consumers
 
 
+class WaitingProducer:
+    """A producer that asks for credit as a link does, and waits if there is no room."""
+
+    def __init__(self, state: Extreme) -> None:
+        self._engine = state.engine
+        self.asked = 0
+
+    def ask(self) -> None:
+        """Ask for credit, or wait."""
+        self.asked += 1
+        if not self._engine.share_of_room("t", Routing.MULTICAST, 1_000):
+            self._engine.when_room("t", Routing.MULTICAST, self, self.ask)
+
+
+def waiting_producers(state: Extreme) -> None:
+    """Give room to one of 2,000 full subscriptions, and then to all, while 500 producers wait for room in all of them."""
+    policy = Policy(AddressPolicy(auto_delete=False, when_full=BLOCK, max_messages=1))
+    state.engine.destinations.policy = policy
+    queues = [
+        state.engine.create_queue(f"s{number}", "t", Routing.MULTICAST, subscription=f"s{number}") for number in range(state.many(2_000))
+    ]
+    consumers = [state.broker.attach(queue, 1) for queue in queues]
+    state.send("t", 1, topic=True)
+    state.settle()
+    producers = [WaitingProducer(state) for _ in range(state.many(500))]
+    for _ in producers:
+        state.engine.attach_producer("t", Routing.MULTICAST)
+    state.bound()
+    for producer in producers:
+        state.turn("producer that begins to wait", producer.ask)
+    consumers.insert(0, consumers.pop())
+    for consumer in consumers[:10]:
+        state.run("acknowledgement", partial(state.engine.acknowledge, consumer.consumer, consumer.messages[0]), 4_000)
+    for consumer in consumers[10:]:
+        state.turn("last acknowledgements", partial(state.engine.acknowledge, consumer.consumer, consumer.messages[0]))
+    state.run("turns behind them", lambda: None, 4_000)
+    print(f"{sum(producer.asked for producer in producers)} requests for credit by {len(producers)} producers")
+
+
+def full_subscriptions(state: Extreme) -> None:
+    """Send a message to a topic whose 2,000 full subscriptions have to drop 200 messages each to make room for it."""
+    state.engine.destinations.policy = Policy(AddressPolicy(auto_delete=False, when_full=DROP, max_bytes=1 << 20))
+    count = state.many(2_000)
+    for number in range(count):
+        state.engine.create_queue(f"s{number}", "t", Routing.MULTICAST, subscription=f"s{number}")
+    for number in range(200):
+        state.send("t", number, topic=True, durable=False)
+    state.settle()
+    for queue in state.engine.addresses.queues.values():
+        queue.settings = replace(queue.settings, max_bytes=1)
+    state.bound()
+    state.run("message", lambda: state.send("t", 1, topic=True, durable=False), 4_000)
+    for queue in state.engine.addresses.queues.values():
+        queue.settings = replace(queue.settings, max_bytes=1, max_messages=1)
+    state.run("message", lambda: state.send("t", 2, topic=True, durable=False), 4_000)
+
+
+def selective_subscriptions(state: Extreme) -> None:
+    """Send a message to a topic whose subscriptions have as many selectors as there may be."""
+    refused: list[ResourceLimit] = []
+    for address in ("t", "#"):
+        for number in range(state.many(QUEUES)):
+            try:
+                state.engine.create_queue(
+                    f"{address}{number}", address, Routing.MULTICAST, subscription=f"{address}{number}",
+                    selector=f"n = {number + 10}",
+                )  # fmt: skip
+            except ResourceLimit as error:
+                refused.append(error)
+                break
+    print(f"{len(state.engine.addresses.queues)} subscriptions; {refused}")
+    state.bound()
+    for _ in range(3):
+        state.run("message", lambda: state.send("t", 1, topic=True, properties={"n": 1}), 4_000)
+
+
 def large_commit(state: Extreme) -> None:
     """Commit as many messages as one record may hold, with duplicate ids."""
     transaction = state.engine.begin(b"t")
@@ -277,7 +355,7 @@ def _timed(work: Iterator[int]) -> list[float]:
 
 STATES: Final = (
     windows, windows_in_turns, queues_changed, many_selectors, many_starved, many_consumers_deleted, settings_changed, groups_left,
-    many_subscriptions, large_commit, deep_purge,
+    many_subscriptions, waiting_producers, full_subscriptions, selective_subscriptions, large_commit, deep_purge,
 )  # fmt: skip
 
 

@@ -83,7 +83,6 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "broker/duplicates.py DuplicateWindows._sweep",
         "broker/ingress_tail.py IngressTaking._take", "broker/journaling.py Journaling.carry_out", "broker/turns.py Turns.go_on",
     ),
-    "FREED_AT_ONCE producers, and a list of all that wait": ("broker/memory.py MemoryAccount._free_some",),
     "appends in flight: IN_FLIGHT_MAX": (
         "broker/epoch.py EpochProtocol._append_closed", "broker/epoch.py EpochProtocol._settle", "server/life.py BrokerLife.check_room",
     ),
@@ -107,8 +106,8 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "broker/planned_sends.py PlannedSends._known_outdated", "broker/planned_sends.py PlannedSends.decide",
     ),
     "the queues of one message: broker.max_queues, counted as steps of the message or with the credit for many messages": (
-        "broker/intake.py Intake.lacks_room", "broker/sending.py Sending._make_room", "broker/sending.py Sending.forget_waiting",
-        "broker/sending.py Sending.share_of_room", "broker/sending.py Sending.when_room",
+        "broker/intake.py Intake.lacks_room", "broker/room.py SendersRoom._free", "broker/room.py SendersRoom._register",
+        "broker/sending.py Sending._make_room",
     ),
     "the ids of a planned message or piece, and the segments of one window: duplicate_count of the address": (
         "broker/duplicates.py DuplicateWindow.add_all", "broker/duplicates.py DuplicateWindow.remembered",

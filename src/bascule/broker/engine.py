@@ -24,6 +24,7 @@ from bascule.broker.journaling import Journaling
 from bascule.broker.local_transactions import LocalTransactions
 from bascule.broker.message import Bodies
 from bascule.broker.policy import Policy
+from bascule.broker.room import SendersRoom
 from bascule.broker.sending import Sending
 from bascule.broker.transactions import LocalTransaction
 
@@ -58,12 +59,14 @@ class Engine:
         self.bodies = bodies
         self.memory = bodies.account
         self.memory.run = partial(deliveries.errors.run, ErrorKind.LINK)
+        self.memory.begin = deliveries.turns.begin
         self.counters = deliveries.counters
         self.schedule, self.turns = deliveries.schedule, deliveries.turns
         self.addresses = destinations.addresses
         # The commands are methods of the parts, without a further call between.
-        self.send, self.refuse, self.share_of_room = sending.send, sending.refuse, sending.share_of_room
-        self.when_room, self.forget_waiting = sending.when_room, sending.forget_waiting
+        self.send, self.refuse = sending.send, sending.refuse
+        self.room = SendersRoom(deliveries, destinations)
+        self.share_of_room, self.when_room, self.forget_waiting = self.room.share, self.room.wait, self.room.forget
         self.move, self.pass_on, self.put_into = sending.move, sending.pass_on, sending.put_into
         self.begin, self.acknowledge_in, self.take_back = local.begin, local.acknowledge_in, local.take_back
         self.acknowledgement_lost = local.acknowledgement_lost

@@ -7,6 +7,7 @@ measured periodically: :func:`measure` measures those of the engine, the shell t
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -46,6 +47,8 @@ WINDOW_BYTES: Final = 1536
 TRANSACTION_BYTES: Final = 1024
 #: A route that the broker keeps, besides its address and queues.
 ROUTE_BYTES: Final = 1024
+#: A producer that waits for memory, or for room in the queues of its address.
+WAITING_BYTES: Final = 512
 #: The outcome of a branch that the broker remembers.
 ENDED_BRANCH_BYTES: Final = 512
 #: A record in flight is in memory twice: the bodies of its messages wait for delivery, and Kafka's client has the record.
@@ -63,8 +66,8 @@ SELECTORS_SHARE: Final = 0.125
 CACHES_SHARE: Final = 0.0625  # above this share caches are emptied
 IN_FLIGHT_SHARE: Final = 0.0625  # of records in flight to the journal: above this share nothing is read from clients
 ACTIONS_SHARE: Final = 0.125  # of answers that wait for records: above this share nothing is read from clients
-#: Producers that get credit again at once. Each gets a flow frame, and one turn of the loop must stay short.
-FREED_AT_ONCE = 500
+#: Steps of a producer that gets credit again, besides the search for room in the queues of its address.
+FREED_STEPS: Final = 20
 
 
 #: Queues, or windows, that are measured before other work is done. Each takes about a step.
@@ -97,8 +100,8 @@ class MemoryAccount:
     """
 
     __slots__ = (
-        "_measured", "_measured_bytes", "_waiting", "actions_max", "block_at_bytes", "blocked", "bodies_bytes", "bodies_max_bytes",
-        "branches_max_bytes", "credit_max", "entries", "free_at_bytes", "in_flight_max_bytes", "ingress_bytes",
+        "_freeing", "_measured", "_measured_bytes", "_waiting", "actions_max", "begin", "block_at_bytes", "blocked", "bodies_bytes",
+        "bodies_max_bytes", "branches_max_bytes", "credit_max", "entries", "free_at_bytes", "in_flight_max_bytes", "ingress_bytes",
         "limit_bytes", "loaded_bodies_max_bytes", "messages", "on_change", "plans_bytes", "producers", "run", "selector_chars",
         "selector_chars_max", "shortage", "transactions_bytes", "transactions_max_bytes", "unsettled",
     )  # fmt: skip
@@ -118,9 +121,11 @@ class MemoryAccount:
         self.blocked = ""
         self.on_change: Callable[[], None] = lambda: None
         self.run: Callable[[Callable[[], object]], object] = lambda go_on: go_on()  # contains the error of one producer
+        self.begin: Callable[[Work], object] = sum  # begins work that may take several turns
         self._measured: dict[MemoryPart, int] = {}
         self._measured_bytes = 0
-        self._waiting: dict[object, Callable[[], object]] = {}
+        self._waiting: OrderedDict[object, Callable[[], object]] = OrderedDict()
+        self._freeing = False  # waiting producers are being resumed
 
     def limit(self, limit_bytes: int) -> None:
         """Set the limit. Memory in use beyond it stays in use."""
@@ -186,15 +191,18 @@ class MemoryAccount:
         elif used >= self.block_at_bytes or self.shortage:
             self.blocked = self.shortage or f"{used} of {self.limit_bytes} bytes of memory (broker.memory_bytes) are used"
             self.on_change()
-        if self._waiting and not self.blocked:
-            self._free_some()
+        if self._waiting and not self.blocked and not self._freeing:
+            self._freeing = True
+            self.begin(self._freed())
 
-    def _free_some(self) -> None:
-        """Resume some waiting producers, oldest first. The others wait for the next turn."""
-        for waiting in list(self._waiting)[:FREED_AT_ONCE]:
-            go_on = self._waiting.pop(waiting, None)
-            if go_on is not None:
-                self.run(go_on)
+    def _freed(self) -> Work:
+        """Resume the waiting producers, oldest first, until producers are blocked again. Yields steps."""
+        try:
+            while self._waiting and not self.blocked:
+                self.run(self._waiting.popitem(last=False)[1])
+                yield FREED_STEPS
+        finally:
+            self._freeing = False
 
     def when_free(self, waiting: object, go_on: Callable[[], object]) -> None:
         """Call ``go_on`` once producers are no longer blocked. ``waiting`` identifies the caller."""
@@ -205,9 +213,9 @@ class MemoryAccount:
         self._waiting.pop(waiting, None)
 
     @property
-    def some_wait(self) -> bool:
-        """Return True if somebody waits until producers are no longer blocked."""
-        return bool(self._waiting)
+    def waiting(self) -> int:
+        """Return the number of callers that wait until producers are no longer blocked."""
+        return len(self._waiting)
 
     def credit(self, wanted: int) -> int:
         """Return the credit of one producer in messages: at most ``wanted``, at least 1.
@@ -257,7 +265,11 @@ def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:
         MemoryPart.DUPLICATES: digests * DUPLICATE_BYTES + len(engine.windows.by_address) * WINDOW_BYTES,
         MemoryPart.BRANCHES: branches.prepared_bytes + (len(branches.ended) + len(branches.forced)) * ENDED_BRANCH_BYTES,
         MemoryPart.QUEUES: (
-            len(addresses.queues) * QUEUE_BYTES + addresses.names_bytes + indexed * VIEW_ENTRY_BYTES + delayed * DELAYED_BYTES
+            len(addresses.queues) * QUEUE_BYTES
+            + addresses.names_bytes
+            + indexed * VIEW_ENTRY_BYTES
+            + delayed * DELAYED_BYTES
+            + (engine.room.waiting + engine.memory.waiting) * WAITING_BYTES
         ),
         MemoryPart.CACHES: _cached_bytes(engine),
     }

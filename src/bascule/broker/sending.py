@@ -111,29 +111,6 @@ class Sending:
         self.transactions: TransactionHooks  # set by LocalTransactions, which need this part
         self.memory = deliveries.memory
 
-    def share_of_room(self, address: str, routing: Routing, wanted: int) -> int:
-        """Return the credit of one sender to an address in messages, at most ``wanted``: all senders share the free room."""
-        route = self.addresses.route(address, routing)
-        if not route.limited:
-            return wanted
-        senders = max(1, self.addresses.producers[address, routing])
-        free = wanted * senders
-        for queue in route.queues:
-            if queue.settings.when_full == BLOCK:
-                free = queue.room(free)
-        return min(wanted, -(-free // senders))
-
-    def when_room(self, address: str, routing: Routing, waiting: object, go_on: Callable[[], None]) -> None:
-        """Call ``go_on`` once a full queue of the address has room. ``waiting`` identifies the caller."""
-        for queue in self.addresses.route(address, routing).queues:
-            if queue.settings.when_full == BLOCK and queue.full():
-                queue.blocked[waiting] = go_on
-
-    def forget_waiting(self, address: str, routing: Routing, waiting: object) -> None:
-        """Cancel a call of ``when_room``."""
-        for queue in self.addresses.route(address, routing).queues:
-            queue.blocked.pop(waiting, None)
-
     def send(
         self, address: str, routing: Routing, body: bytes, scan: Scan, container: str, port: SendPort, token: Any,
         transaction: LocalTransaction | None = None, *, waits: bool = False, duplicate_ids: tuple[bytes, ...] | None = None,

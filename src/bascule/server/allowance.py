@@ -12,6 +12,8 @@ from typing import Final
 SLICE_S: Final = 0.1
 #: Producers that get credit in one turn of the event loop; each costs a frame.
 GRANTS_PER_TURN: Final = 100
+#: Processor time for them, besides the last one: a producer looks for room in all subscriptions of its topic.
+GRANTS_S: Final = 0.005
 
 
 class SendAllowance:
@@ -87,9 +89,10 @@ class SendAllowance:
 
     def _serve(self) -> None:
         self._timer, self._serving = None, True
+        end_s = time.thread_time() + GRANTS_S
         try:
-            for _ in range(min(len(self._waiting), GRANTS_PER_TURN)):
-                if self._per_s and self._filled() < 1.0:
+            for number in range(min(len(self._waiting), GRANTS_PER_TURN)):
+                if (self._per_s and self._filled() < 1.0) or (number and time.thread_time() >= end_s):
                     break
                 self._waiting.pop(next(iter(self._waiting)))()
         finally:

@@ -228,7 +228,7 @@ class Client:
         elif address not in engine.addresses.anycast:
             with self.changing():
                 engine.queue(address, self.user)
-        if not engine.share_of_room(address, routing, 1):
+        if not engine.room.exists(address, routing):
             raise QueueFull(f"{address!r} is full")
 
     def check_creation(self, address: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import tracemalloc
+from functools import partial
 from sys import getsizeof
 from typing import Any
 
@@ -421,23 +423,59 @@ def test_caches_beyond_their_share_of_memory_are_emptied(small: Bench) -> None:
     assert parts(small)[MemoryPart.CACHES] <= memory.CACHES_SHARE * LIMIT_BYTES
 
 
-def test_waiting_producers_are_resumed_some_at_a_time_and_cancelled_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "FREED_AT_ONCE", 2)
-    account, resumed = MemoryAccount(1000), []
-    account.bodies_bytes = 800
-    account.look()
-    for name in "abcd":
-        account.when_free(name, lambda name=name: resumed.append(name))
-    account.forget("b")
-    account.look()
+def test_waiting_producers_are_resumed_over_several_turns_in_order_and_cancelled_ones_are_forgotten(small: Bench) -> None:
+    account, resumed = small.engine.memory, list[int]()
+    account.shortage = "the disk is full"
+    small.engine.dispatch()
+    for number in range(500):
+        account.when_free(number, partial(resumed.append, number))
+    account.forget(1)
+    small.engine.dispatch()
     assert resumed == []
-    account.bodies_bytes = 0
-    account.look()
-    assert resumed == ["a", "c"]
-    account.look()
-    assert resumed == ["a", "c", "d"]
-    account.look()
-    assert resumed == ["a", "c", "d"]
+    account.shortage = ""
+    small.engine.turns.steps = 1_000
+    small.engine.turns.begin_turn()
+    small.engine.dispatch()
+    assert 0 < len(resumed) < 100
+    small.engine.go_on()
+    assert len(resumed) < 200
+    small.broker.settle()
+    assert resumed == [0, *range(2, 500)]
+    assert account.waiting == 0
+
+
+def test_producers_wait_again_if_memory_becomes_short_while_they_are_resumed(small: Bench) -> None:
+    account, resumed = small.engine.memory, list[int]()
+    account.shortage = "the disk is full"
+    small.engine.dispatch()
+    for number in range(500):
+        account.when_free(number, partial(resumed.append, number))
+    account.shortage = ""
+    small.engine.turns.steps = 1_000
+    small.engine.turns.begin_turn()
+    small.engine.dispatch()
+    account.shortage = "the disk is full"
+    small.broker.settle()
+    assert 0 < len(resumed) < 200
+    account.shortage = ""
+    small.broker.settle()
+    small.engine.dispatch()
+    small.broker.settle()
+    assert resumed == [*range(500)]
+
+
+def test_memory_account_counts_producers_that_wait(small: Bench) -> None:
+    queue = small.subscription("s")
+    queue.settings = dataclasses.replace(queue.settings, max_messages=1)
+    small.fill(1, to="t")
+    before = parts(small)[MemoryPart.QUEUES]
+    small.engine.when_room("t", Routing.MULTICAST, "producer", lambda: None)
+    assert parts(small)[MemoryPart.QUEUES] == before + memory.WAITING_BYTES
+    small.engine.memory.when_free("producer", lambda: None)
+    assert parts(small)[MemoryPart.QUEUES] == before + 2 * memory.WAITING_BYTES
+    small.engine.forget_waiting("t", Routing.MULTICAST, "producer")
+    small.engine.memory.forget("producer")
+    assert parts(small)[MemoryPart.QUEUES] == before
 
 
 def test_disk_shortage_blocks_producers_until_it_ends() -> None:

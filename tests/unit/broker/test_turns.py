@@ -302,6 +302,45 @@ def test_senders_that_wait_for_room_are_resumed_in_many_turns_and_in_order() -> 
     assert resumed == list(range(500))
 
 
+def full_topic(subscriptions: int, senders: int) -> tuple[Turns, list[Receiver], list[int]]:
+    """Return a topic whose subscriptions are all full, a consumer of each, and the senders that got credit; the others wait."""
+    run, resumed = Turns(0), list[int]()
+    queues = [run.engine.create_queue(f"s{number}", "t", Routing.MULTICAST) for number in range(subscriptions)]
+    for queue in queues:
+        queue.settings = dataclasses.replace(queue.settings, max_messages=1)
+    consumers = [run.broker.attach(queue, 1) for queue in queues]
+    run.broker.send("t", message_bytes(0), run.sender, 0, routing=Routing.MULTICAST)
+    run.settle()
+
+    def ask(number: int) -> None:
+        if run.engine.share_of_room("t", Routing.MULTICAST, 1):
+            resumed.append(number)
+        else:
+            run.engine.when_room("t", Routing.MULTICAST, number, partial(ask, number))
+
+    for number in range(senders):
+        run.engine.attach_producer("t", Routing.MULTICAST)
+        ask(number)
+    assert not resumed
+    return run, consumers, resumed
+
+
+def test_senders_to_many_full_subscriptions_are_registered_at_one_and_look_for_room_over_many_turns() -> None:
+    run, consumers, resumed = full_topic(subscriptions=400, senders=100)
+    queues = [receiver.consumer.queue for receiver in consumers]
+    assert sum(len(queue.blocked) for queue in queues) == 1
+    run.engine.turns.begin_turn()
+    run.engine.acknowledge(consumers[-1].consumer, consumers[-1].messages[0])
+    assert run.engine.turns.left == run.engine.turns.steps, "nobody waits for the last subscription"
+    for receiver in consumers[:-1]:
+        assert not resumed
+        run.engine.turns.begin_turn()
+        run.engine.acknowledge(receiver.consumer, receiver.messages[0])
+    assert 0 < len(resumed) < 20, "each sender looks for room in 400 subscriptions"
+    assert run.settle() > 5
+    assert resumed == list(range(100))
+
+
 def test_many_delayed_messages_become_due_in_many_turns_and_in_order() -> None:
     run = Turns(delivery_time_ms=5_000)
     consumer = run.consumer()

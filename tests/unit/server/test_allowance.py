@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from bascule.amqp.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, frame_head, performative_frame
 from bascule.amqp.performatives import UINT_MAX, Attach, Begin, Detach, Open, SaslInit, Source, Target, Transfer
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.core.user_limits import LimitRule, LimitRules, UserResource
-from bascule.server.allowance import GRANTS_PER_TURN, SendAllowance
+from bascule.server.allowance import GRANTS_PER_TURN, GRANTS_S, SendAllowance
 from bascule.server.links import PRODUCER_CREDIT
 from bascule.server.usage import UsageLimits
 from bascule.testing.broker import message_bytes
@@ -106,6 +107,30 @@ async def test_one_turn_serves_a_limited_number_of_producers_and_the_next_turns_
         turn += 1
         await asyncio.sleep(0)
     assert max(turns.count(each) for each in set(turns)) == GRANTS_PER_TURN
+
+
+@run_async
+async def test_producers_whose_search_for_room_takes_long_get_credit_over_several_turns() -> None:
+    clock = Clock()
+    allowance = SendAllowance(PER_S, clock)
+    allowance.take(SLICE)
+    turn, turns, done = 0, list[int](), asyncio.Event()
+
+    def served() -> None:
+        end_s = time.thread_time() + GRANTS_S / 2
+        while time.thread_time() < end_s:
+            pass
+        turns.append(turn)
+        if len(turns) == 10:
+            done.set()
+
+    for number in range(10):
+        allowance.when_allowed(number, served)
+    clock.now_s += 1
+    while not done.is_set():
+        turn += 1
+        await asyncio.sleep(0)
+    assert max(turns.count(each) for each in set(turns)) <= 3
 
 
 @run_async

@@ -105,7 +105,7 @@ async def test_a_detached_producer_is_forgotten_and_takes_no_share_of_the_credit
     assert memory.producers == 1
     client.connection.connection_lost(None)
     assert memory.producers == 0
-    assert not memory.some_wait
+    assert not memory.waiting
 
 
 @run_async
