@@ -23,13 +23,12 @@ from typing import Any
 
 from django.db import connections
 from django.db.backends.signals import connection_created
-from django.db.transaction import TransactionManagementError
 
 from bascule.core.errors import InvalidInput
 from bascule.xa.context_value import ContextValue
 from bascule.xa.database import DatabaseResource, Work, driver_xid
 from bascule.xa.django_connection import BranchConnection, branch_connection, discard, plain_connection
-from bascule.xa.errors import BranchRolledBack, OutOfOrder
+from bascule.xa.errors import OutOfOrder
 from bascule.xa.local_database import LocalConnection, LocalRules, LocalWork
 from bascule.xa.postgres import PostgresRules
 from bascule.xa.psycopg_loop import Finished, interrupt
@@ -56,15 +55,7 @@ class _BranchWork:
         return interrupt(self.raw)
 
     def flush(self) -> None:
-        if self.handle.closed_in_transaction:
-            raise BranchRolledBack("the application closed Django's connection within the transaction")
-        if self.handle.needs_rollback:
-            error = self.handle.rollback_exc
-            while isinstance(error, TransactionManagementError) and error.__cause__ is not None:  # raised later, because of the first error
-                error = error.__cause__
-            raise BranchRolledBack(
-                f"an error in the ORM left the transaction unusable, and no atomic block rolled it back: {error}", cause=error
-            )
+        self.handle.refuse_rollback_only()
 
     def cut_off(self) -> None:
         self.handle.connection.pgconn = Finished(self.raw.pgconn.backend_pid)

@@ -13,10 +13,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
-from django.db.transaction import atomic
+from django.db.transaction import TransactionManagementError, atomic
 
 from bascule.core.log import get_log
 from bascule.xa.database import close_quietly
+from bascule.xa.errors import BranchRolledBack
 from bascule.xa.two_phase import TransactionStatus
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class BranchConnection:
     cursor: Callable[[], Any]
     errors_occurred: bool
     run_on_commit: list[tuple[object, Any, bool]]
+    closed_in_transaction: bool
+    needs_rollback: bool
+    rollback_exc: BaseException | None
 
     def join(self, plain: Any, transaction: Transaction, resource: DjangoDatabase) -> None:
         """Replace ``plain`` in a transaction. Instrumentation that was installed on ``plain`` stays active."""
@@ -48,6 +52,8 @@ class BranchConnection:
         self.execute_wrappers, self.queries_log = plain.execute_wrappers, plain.queries_log
         self.force_debug_cursor = plain.force_debug_cursor
         self._thread = threading.get_ident()
+        # Twice: a hook that the application has added meanwhile may mark the transaction.
+        transaction.before_completion(lambda: transaction.before_completion(self._before_completion))
         transaction.after_completion(self._completed)
 
     @property
@@ -94,6 +100,28 @@ class BranchConnection:
         except Exception:
             with suppress(Exception):
                 self.plain.close()
+
+    def _before_completion(self) -> None:
+        """See Transaction.before_completion. Without a statement there is no branch, which would refuse the commit."""
+        if self.connection is None:
+            self.refuse_rollback_only()
+
+    def refuse_rollback_only(self) -> None:
+        """Raise BranchRolledBack if Django would not commit the transaction."""
+        if self.closed_in_transaction:
+            raise BranchRolledBack("the application closed Django's connection within the transaction")
+        if not self.needs_rollback:
+            return
+        error = self.rollback_exc
+        while isinstance(error, TransactionManagementError) and error.__cause__ is not None:  # raised later, because of the first error
+            error = error.__cause__
+        if error is None:
+            raise BranchRolledBack(
+                "the application marked the transaction for rollback (set_rollback), or an exception left atomic(savepoint=False)"
+            )
+        raise BranchRolledBack(
+            f"an error in the ORM left the transaction unusable, and no atomic block rolled it back: {error}", cause=error
+        )
 
     def _completed(self, status: TransactionStatus) -> None:
         """See Transaction.after_completion. After a timeout, the owning thread is told later."""

@@ -14,7 +14,7 @@ from bascule.xa.database import HandleT, Work, close_quietly, connection_of
 from bascule.xa.database_errors import translated
 from bascule.xa.deciding_database import DecidingDatabase
 from bascule.xa.decision_table import TABLE, DecisionTable
-from bascule.xa.errors import BranchRolledBack, OutOfOrder, UnknownXid
+from bascule.xa.errors import BranchRolledBack, OutOfOrder, ResourceError, UnknownXid
 from bascule.xa.log import Outcome
 from bascule.xa.resource import CommitPriority, Vote, refuse_ending
 from bascule.xa.xid import Xid
@@ -273,14 +273,28 @@ class LocalRules(DecidingDatabase[HandleT]):
         """Use ``placeholder`` as a parameter in SQL: ``?`` for sqlite3, ``%s`` for drivers of MySQL and MariaDB."""
         super().__init__(name, table=DecisionTable(placeholder), **rest)
         self._located = False
+        self._tried_out = False  # whether a rollback of a connection is known to end the transaction
+        self._check_failed = False
 
     @property
     def decides(self) -> bool:
         """See Decides."""
         return True
 
+    def start(self, xid: Xid, *, timeout_s: float) -> HandleT:
+        """See Resource. Checks the database first if it was unavailable when its manager opened. Raises InvalidInput like ``check``."""
+        if self._check_failed:
+            self.check()
+        try:
+            return super().start(xid, timeout_s=timeout_s)
+        except ResourceError as error:
+            if isinstance(error.cause, InvalidInput):
+                raise error.cause from None
+            raise
+
     def check(self) -> None:
         """See Checks."""
+        self._check_failed = True
         with translated(), self.connected() as raw:
             self._locate(raw)
             self._table.create(raw)
@@ -291,11 +305,42 @@ class LocalRules(DecidingDatabase[HandleT]):
                 f"{self.name}: rows in table {TABLE} survive a rollback. Open connections without autocommit, and use a storage engine "
                 "with transactions"
             )
+        self._check_failed, self._tried_out = False, True
 
     def begun(self, raw: Any, timeout_s: float) -> None:  # noqa: ARG002 - the database has no timeout
         """See DatabaseResource."""
         self._locate(raw)
+        if not self._tried_out:
+            self._try_out(raw)
         self._table.mark(raw)
+        self._tried_out = True
+
+    def _try_out(self, raw: Any) -> None:
+        """Check that a transaction lasts until a method of the connection ends it. Raises InvalidInput for autocommit.
+
+        ``check`` is called only if the manager has several resources. The check here needs no table.
+        """
+        self._table.mark(raw)
+        lasts = self._is_marked(raw)
+        self._table.mark(raw)
+        raw.rollback()
+        if not lasts or self._is_marked(raw):
+            raise InvalidInput(
+                f"{self.name}: the connection has autocommit, so its commit and rollback do nothing. Open connections without autocommit"
+            )
+
+    def _is_marked(self, raw: Any) -> bool:
+        """Return whether a transaction has the mark, and remove the mark."""
+        try:
+            self._table.remove_mark(raw)
+        except Exception:
+            raw.cursor().execute("SELECT 1")  # raises an error if the connection is lost
+            return False
+        return True
+
+    def _gone(self, xid: Xid, *, reusable: bool = True) -> None:
+        self._tried_out = self._tried_out and reusable  # after an outage, the database may have other settings
+        super()._gone(xid, reusable=reusable)
 
     def _locate(self, raw: Any) -> None:
         """Find the database of the table. SQLite has neither the function nor statements that select another database."""
