@@ -109,7 +109,8 @@ class RecoveryProtocol:
         found = Pass()
         at_work = dict.fromkeys(live())
         before, in_database = await self._read(found)
-        if not found.unreachable:  # else the decisions of a database that does not answer are not known to be gone
+        incomplete = bool(found.unreachable)
+        if not incomplete:  # else the decisions of a database that does not answer are not known to be gone
             self._carried_out &= before.decisions.keys()
         branches: dict[str, Sequence[Xid]] = {}
         for name, participant in self._participants.items():
@@ -125,7 +126,7 @@ class RecoveryProtocol:
             after,
             at_work.keys(),
             self._clock.now_ms(),
-            self._known_s(before),
+            self._known_s(before, incomplete=incomplete),
             self._lost_logs,
             in_database,
             silent=[name for name, _ in self._deciders() if name in found.unreachable],
@@ -147,12 +148,16 @@ class RecoveryProtocol:
 
     async def _read_databases(self, state: LogState, found: Pass) -> None:
         decisions: list[Decision] = []
+        silent = False
         for name, decider in self._deciders():
             try:
                 decisions += await decider.decisions(self._manager)
             except Exception as error:
                 found.unreachable[name] = said_of(error)
+                silent = True
         # A recoverer may have asked a database for ROLLBACK before another one, which decides, answered COMMIT.
+        if silent:
+            decisions = [each for each in decisions if each.outcome is Outcome.COMMIT]
         for decision in sorted(decisions, key=lambda each: each.outcome is not Outcome.COMMIT):
             state.add(decision)
 
@@ -185,11 +190,12 @@ class RecoveryProtocol:
         self._refuse_other_log(gtrid, gtrid.decode("latin-1"), view.after.log_id)
         return report(gtrid, view, found.steps, found.unreachable)
 
-    def _known_s(self, log: LogState) -> dict[bytes, float]:
+    def _known_s(self, log: LogState, *, incomplete: bool) -> dict[bytes, float]:
         """Return how many seconds this process has known each decision that is kept for a time."""
         now_s = self._clock.monotonic_s()
         rollbacks = (gtrid for gtrid, decision in log.decisions.items() if decision.outcome is Outcome.ROLLBACK)
-        self._seen_s = {gtrid: self._seen_s.get(gtrid, now_s) for gtrid in (*rollbacks, *self._carried_out)}
+        seen = {gtrid: self._seen_s.get(gtrid, now_s) for gtrid in (*rollbacks, *self._carried_out)}
+        self._seen_s = self._seen_s | seen if incomplete else seen  # a database that does not answer may still have the others
         return {gtrid: now_s - seen_s for gtrid, seen_s in self._seen_s.items()}
 
     def _keep(self, gtrid: bytes, view: RecoveryView) -> bool:

@@ -91,7 +91,7 @@ class ServerAutocommitConnection(sqlite3.Connection):
 
 
 class ServerAutocommitCursor(sqlite3.Cursor):
-    def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
+    def execute(self, sql: str, parameters: Any = ()) -> ServerAutocommitCursor:
         super().execute(sql, parameters)
         if sql.startswith("SAVEPOINT"):
             super().execute("COMMIT")
@@ -144,10 +144,11 @@ def test_database_that_was_away_when_the_manager_opened_is_checked_by_the_first_
 
 
 def test_connection_is_tried_out_again_after_an_outage(shop: Shop) -> None:
-    kinds: list[Any] = [sqlite3.Connection]
+    kinds: list[type[sqlite3.Connection]] = [sqlite3.Connection]
 
     def connect() -> sqlite3.Connection:
-        return sqlite3.connect(shop.path, timeout=0.1, factory=kinds[-1], isolation_level=None)
+        kind = kinds[-1]
+        return sqlite3.connect(shop.path, timeout=0.1, factory=kind, isolation_level=None)
 
     database = LocalDatabaseResource("database", connect)
     with TransactionManager("alone", ModelLog(), [database]) as manager:
