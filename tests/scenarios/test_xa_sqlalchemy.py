@@ -304,3 +304,21 @@ def test_async_sessions_opened_in_a_transaction_join_the_transaction(
     assert items(plain) == ["before", "handle", "within"]
     if broker is not None:
         assert broker.durable.committed == ["message"]
+
+
+def test_async_session_begun_before_the_transaction_is_refused_within_it(
+    manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine
+) -> None:
+    async def main() -> None:
+        async with AsyncSession(shop.async_engine) as early:
+            await early.scalars(sa.select(Payment))
+            async with AsyncTransactionManager(manager).begin():
+                with pytest.raises(OutOfOrder, match="takes no part in the transaction"):
+                    await early.execute(sa.insert(Payment).values(item="one"))
+                async with AsyncSession(shop.async_engine) as session, session.begin():
+                    session.add(Payment(item="two"))
+            await early.execute(sa.insert(Payment).values(item="three"))
+            await early.commit()
+
+    asyncio.run(main())
+    assert items(plain) == ["three", "two"]

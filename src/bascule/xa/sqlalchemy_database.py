@@ -12,10 +12,11 @@ from sqlalchemy.orm import Session
 
 from bascule.xa.context_value import ContextValue
 from bascule.xa.database import DatabaseResource, Work
-from bascule.xa.errors import BranchRolledBack
+from bascule.xa.errors import BranchRolledBack, OutOfOrder
 from bascule.xa.sqlalchemy_joined import JoinedBranch, JoinedConnection, JoiningEngine
 from bascule.xa.transaction import Transaction
-from bascule.xa.xid import Xid, branch
+from bascule.xa.xid import Xid
+from bascule.xa.xid import branch as branch_of
 
 
 class SessionWork(Work[Session], JoinedBranch, Protocol):
@@ -83,11 +84,25 @@ class SqlAlchemyDatabase(DatabaseResource[Session]):
             return None
         self.enlist_in(transaction, engine)
         with self._lock:
-            return cast("SessionWork", self._work[branch(transaction.gtrid, self.name)])
+            return cast("SessionWork", self._work[branch_of(transaction.gtrid, self.name)])
 
     def enlist_in(self, transaction: Transaction, engine: Engine) -> None:  # noqa: ARG002 - for those who have several engines
         """Enlist the resource in a transaction, for a connection of an engine."""
         transaction.enlist(self)
+
+    def refuse_outside(self, branch: JoinedBranch | None) -> None:
+        """See Joins."""
+        transaction = self._at_work()
+        if transaction is None:
+            return
+        with self._lock:
+            current = cast("JoinedBranch | None", self._work.get(branch_of(transaction.gtrid, self.name)))
+        if branch is None or branch is not current:
+            raise OutOfOrder(
+                f"a SQLAlchemy session or connection of {self.name} that was begun outside of transaction {transaction.id} takes "
+                "no part in the transaction. End the session before the transaction begins, open it within the transaction, or suspend the "
+                "transaction with `suspended()`"
+            )
 
     def gives_up(self) -> Callable[[str], None] | None:
         """See Joins."""
@@ -125,7 +140,7 @@ class SqlAlchemyDatabase(DatabaseResource[Session]):
 
     def _give_up(self, transaction: Transaction, reason: str) -> None:
         with self._lock:
-            work = self._work.get(branch(transaction.gtrid, self.name))
+            work = self._work.get(branch_of(transaction.gtrid, self.name))
         if work is None:
             transaction.give_up()
         else:

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine, RootTransaction
 from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.orm import Session, SessionTransaction
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, PoolProxiedConnection
 
 #: The first word of statements that write nothing, and of their command tags in PostgreSQL.
 READS = frozenset({"SELECT", "FETCH", "MOVE", "DECLARE", "CLOSE", "SHOW", "SET", "EXPLAIN", "SAVEPOINT", "RELEASE", "ROLLBACK"})
@@ -37,6 +37,12 @@ class Joins(Protocol):
 
     def joined(self, engine: Engine) -> JoinedBranch | None:
         """Return the branch of the current transaction of this thread or task, begun if necessary, or None without a transaction."""
+
+    def refuse_outside(self, branch: JoinedBranch | None) -> None:
+        """Raise OutOfOrder if a connection takes no part in the current transaction. ``branch`` is that of the connection, if it has one.
+
+        A statement on it would commit by itself, or with another transaction.
+        """
 
     def gives_up(self) -> Callable[[str], None] | None:
         """Return a function that marks the current transaction for rollback, with a reason, or None without a transaction."""
@@ -87,11 +93,19 @@ class JoiningEngine(OptionEngine):
     def __init__(self, proxied: Any, execution_options: Mapping[str, Any], joins: Joins | None = None) -> None:
         super().__init__(proxied, execution_options)
         self.joins: Joins = proxied.joins if joins is None else joins
+        self.plain: Engine = proxied if joins is not None else proxied.plain
 
     def connect(self) -> Connection:
         """Return a connection in the branch of the current transaction, or a separate connection without one."""
         branch = self.joins.joined(self)
-        return super().connect() if branch is None else JoinedConnection(self, branch)
+        connection = super().connect() if branch is None else JoinedConnection(self, branch)
+        event.listen(connection, "before_cursor_execute", lambda *_: self.joins.refuse_outside(branch))
+        return connection
+
+    def raw_connection(self) -> PoolProxiedConnection:
+        """Return a driver connection of the pool. Raises OutOfOrder in a transaction, in which it would take no part."""
+        self.joins.refuse_outside(None)
+        return super().raw_connection()
 
 
 JoiningEngine._option_cls = JoiningEngine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 from sqlalchemy.engine import URL, Engine
@@ -69,7 +69,7 @@ class LoopSession:
 
     async def _open(self, engine: AsyncEngine, branch: JoinedBranch) -> AsyncSession:
         if engine.sync_engine.dialect.server_version_info is None:  # only a separate connection tells an engine the version of its server
-            await greenlet_spawn(lambda: Engine.connect(engine.sync_engine).close())
+            await greenlet_spawn(lambda: cast("JoiningEngine", engine.sync_engine).plain.connect().close())
         joined = await greenlet_spawn(JoinedConnection, engine.sync_engine, branch)
         await greenlet_spawn(joined.begin)
         self._connection = AsyncConnection(engine, joined)

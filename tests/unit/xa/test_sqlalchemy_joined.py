@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import Propagation, TransactionManager, TransactionRolledBack, TransactionTimedOut
+from bascule.xa.errors import OutOfOrder
 from bascule.xa.sqlalchemy import SqlAlchemyResource
 from tests.support.speed import SLOWNESS
 
@@ -230,3 +231,42 @@ def test_session_is_refused_after_transaction_timeout(manager: TransactionManage
     with pytest.raises(TransactionTimedOut):
         work()
     assert items(plain) == []
+
+
+def begun_session(shop: SqlAlchemyResource) -> Any:
+    session = Session(shop.engine)
+    session.scalars(sa.select(Payment)).all()
+    return session
+
+
+@pytest.mark.parametrize("begin", [begun_session, lambda shop: shop.engine.connect()], ids=["session", "connection"])
+def test_session_or_connection_begun_before_the_transaction_is_refused_within_it(
+    manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine, begin: Callable[[SqlAlchemyResource], Any]
+) -> None:
+    early = begin(shop)
+    with manager.begin():
+        with pytest.raises(OutOfOrder, match="takes no part in the transaction"):
+            early.execute(sa.insert(Payment).values(item="one"))
+        manager.transactional(propagation=Propagation.NOT_SUPPORTED)(early.execute)(sa.select(Payment))
+        pay(shop, "two")
+    early.execute(sa.insert(Payment).values(item="three"))
+    early.commit()
+    early.close()
+    assert items(plain) == ["three", "two"]
+
+
+def test_session_of_a_suspended_transaction_is_refused_in_another_transaction(
+    manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine
+) -> None:
+    with manager.begin(), Session(shop.engine) as session, session.begin():
+        session.add(Payment(item="outer"))
+        session.flush()
+        with manager.suspended(), manager.begin(), pytest.raises(OutOfOrder, match="takes no part in the transaction"):
+            session.scalars(sa.select(Payment)).all()
+    assert items(plain) == ["outer"]
+
+
+def test_driver_connection_of_the_engine_is_refused_within_a_transaction(manager: TransactionManager, shop: SqlAlchemyResource) -> None:
+    with manager.begin(), pytest.raises(OutOfOrder, match="takes no part in the transaction"):
+        shop.engine.raw_connection()
+    shop.engine.raw_connection().close()

@@ -16,6 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from bascule.core.errors import InvalidInput
 from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.xa import TransactionManager, TransactionRolledBack
+from bascule.xa.errors import OutOfOrder
 from bascule.xa.log import LogState
 from bascule.xa.sqlalchemy_local import SqlAlchemyLocalResource
 
@@ -157,3 +158,16 @@ def test_session_that_outlives_its_transaction_is_refused(shop: SessionShop) -> 
 def test_other_databases_are_refused() -> None:
     with pytest.raises(InvalidInput, match="is not supported"):
         SqlAlchemyLocalResource("db", sa.create_engine("postgresql+psycopg://"))
+
+
+def test_session_begun_before_the_transaction_is_refused_within_it(shop: SessionShop) -> None:
+    manager, database, broker = shop.process()
+    with manager, Session(database.engine) as early:
+        early.scalars(sa.select(LocalPayment)).all()
+        with manager.begin() as transaction:
+            transaction.enlist(broker).append("message")
+            early.add(LocalPayment(item="one"))
+            with pytest.raises(OutOfOrder, match="takes no part in the transaction"):
+                early.flush()
+        early.rollback()
+    assert (shop.items(), shop.durable.committed) == ([], ["message"])
