@@ -148,44 +148,6 @@ def test_database_error_outside_atomic_block_rolls_back_the_transaction(manager:
     own_connection()
 
 
-@pytest.mark.parametrize("statement", [True, False], ids=["after a statement", "without a statement"])
-@pytest.mark.parametrize("mark", ["set_rollback", "atomic", "set_rollback in a hook"])
-def test_transaction_that_django_has_marked_for_rollback_is_rolled_back(
-    manager: TransactionManager, broker: ModelResource, mark: str, statement: bool
-) -> None:
-    """Django marks a transaction also if it has not sent a statement, and the transaction has no branch in the database."""
-
-    def work() -> None:
-        with manager.begin() as running:
-            manager.enlist(broker).append("one")
-            if statement:
-                pay("one")
-            if mark == "set_rollback":
-                transaction.set_rollback(True, using="shop")
-                assert transaction.get_rollback(using="shop")
-            elif mark == "atomic":
-                with suppress(LookupError), transaction.atomic(using="shop", savepoint=False):
-                    raise LookupError
-            else:
-                running.before_completion(lambda: transaction.set_rollback(True, using="shop"))
-
-    with pytest.raises(TransactionRolledBack, match="the application marked the transaction for rollback"):
-        work()
-    assert items("shop") == broker.durable.committed == []
-    own_connection()
-
-
-def test_transaction_whose_rollback_mark_the_application_has_removed_is_committed(
-    manager: TransactionManager, broker: ModelResource
-) -> None:
-    with manager.begin():
-        manager.enlist(broker).append("one")
-        transaction.set_rollback(True, using="shop")
-        transaction.set_rollback(False, using="shop")
-        pay("one")
-    assert items("shop") == broker.durable.committed == ["one"]
-
-
 @pytest.mark.parametrize("call", ["commit", "rollback"])
 def test_django_commit_rollback_and_autocommit_are_refused_in_transaction(manager: TransactionManager, call: str) -> None:
     with manager.begin():
