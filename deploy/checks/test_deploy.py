@@ -9,6 +9,9 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
+import urllib.error
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -255,7 +258,7 @@ def test_bascule_accepts_the_configuration_of_each_container(values: Path, tmp_p
         path = secrets / "bascule" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("secret\n")
-    for name in ("bascule-tls", "bascule-metrics"):
+    for name in ("bascule-tls", "bascule-admin-tls", "bascule-metrics"):
         (secrets / name).mkdir()
     (secrets / "bascule-metrics" / "token").write_text("0123456789abcdef0123456789abcdef\n")
     certificate, key = secrets / "bascule-tls" / "tls.crt", secrets / "bascule-tls" / "tls.key"
@@ -263,12 +266,60 @@ def test_bascule_accepts_the_configuration_of_each_container(values: Path, tmp_p
         "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=broker", "-days", "2", "-keyout", key, "-out", certificate
     )
     shutil.copy(certificate, secrets / "bascule" / "bascule-kafka" / "ca.crt")
+    for each in (certificate, key):
+        shutil.copy(each, secrets / "bascule-admin-tls")
     config = tmp_path / "bascule.toml"
     config.write_text(named(documents, "ConfigMap", "demo-bascule")["data"]["bascule.toml"].replace("/run/secrets", str(secrets)))
     for each in containers(documents):
         given = environment(each, "demo-bascule-broker-0")
         variables = {name: value.replace("/run/secrets", str(secrets)) for name, value in given.items()}
         run(BASCULE, "config", "check", "--config", config, env={**os.environ, **variables})
+
+
+def test_admin_server_with_tls_is_probed_and_read_by_https() -> None:
+    def schemes(documents: list[dict[str, Any]]) -> set[str]:
+        broker = container(documents, "StatefulSet")
+        service = named(documents, "Service", "-brokers")["spec"]["ports"]
+        names = {each["appProtocol"] for each in service if each["name"] == "admin"}
+        return {broker[f"{kind}Probe"]["httpGet"]["scheme"].lower() for kind in ("startup", "liveness", "readiness")} | names
+
+    assert schemes(rendered(CHART / "ci" / "trial-values.yaml")) == {"http"}
+    for name, server, authority in (
+        ("production", "bascule.example", "bascule-ca"), ("unwatched", "demo-bascule-brokers.shop.svc", "bascule-admin-tls"),
+    ):  # fmt: skip
+        documents = rendered(CHART / "ci" / f"{name}-values.yaml")
+        assert schemes(documents) == {"https"}
+        (endpoint,) = named(documents, "ServiceMonitor")["spec"]["endpoints"]
+        assert endpoint["scheme"] == "https"
+        assert endpoint["tlsConfig"] == {"serverName": server, "ca": {"secret": {"name": authority, "key": "ca.crt"}}}
+
+
+def test_websocket_port_is_open_where_it_is_given_and_is_no_other_port() -> None:
+    for name, port in (("production", 5680), ("trial", None)):
+        documents = rendered(CHART / "ci" / f"{name}-values.yaml")
+        broker = container(documents, "StatefulSet")
+        assert environment(broker, "").get("BASCULE_BROKER__WEBSOCKET__PORT") == (port and str(port))
+        ports = [each["containerPort"] for each in broker["ports"]]
+        assert len(set(ports)) == len(ports)
+        for service in of_kind(documents, "Service"):
+            assert [each["port"] for each in service["spec"]["ports"] if each["name"] == "websocket"] == ([port] if port else [])
+        first = named(documents, "NetworkPolicy", "-broker")["spec"]["ingress"][0]
+        assert first["ports"] == [{"port": "amqp"}, *([{"port": "websocket"}] if port else [])]
+
+
+def test_driver_has_probes_of_its_metrics_server_unless_the_values_say_otherwise() -> None:
+    probes = ("startupProbe", "livenessProbe", "readinessProbe")
+    asked = {each: container(rendered(CHART / "ci" / "trial-values.yaml"), "Deployment")[each]["httpGet"] for each in probes}
+    assert asked == {each: {"path": "/readyz" if each == "readinessProbe" else "/livez", "port": "metrics"} for each in probes}
+    driver = container(rendered(CHART / "ci" / "unwatched-values.yaml"), "Deployment")
+    assert {each: driver.get(each) for each in probes} == {**dict.fromkeys(probes), "livenessProbe": {"exec": {"command": ["true"]}}}
+
+
+def test_alerts_about_pipelines_need_their_metrics() -> None:
+    command = [TOOLS / "helm", "template", CHART, "--kube-version", "1.37.0", "--values", CHART / "ci" / "unwatched-values.yaml"]
+    done = subprocess.run([*command, "--set", "metrics.prometheusRule.enabled=true"], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "prometheusRule needs pipelines.metrics.enabled" in done.stderr
 
 
 # -- containers ------------------------------------------------------------------------------------------------------------
@@ -346,12 +397,28 @@ def test_steps_of_the_broker_image_make_a_broker_that_serves(tmp_path: Path) -> 
         settings = {"BASCULE_CONFIG": str(config), "BASCULE_KAFKA__BOOTSTRAP_SERVERS": kafka["kafka"], "HOME": str(tmp_path)}
         # This Kafka lets in only who can read its directory.
         given = {**clean, **settings, "BASCULE_EMBEDDED__DATA_DIR": str(tmp_path / "kafka")}
+        chart = environment(container(rendered(CHART / "ci" / "production-values.yaml"), "StatefulSet"), "demo-bascule-broker-0")
+        given["BASCULE_ADMIN__HOSTS"] = chart["BASCULE_ADMIN__HOSTS"]
         with serving(command, "broker", env=given) as broker:
+            service = "demo-bascule-brokers.shop.svc.cluster.local"
+            for host in ("bascule.example", service, f"demo-bascule-broker-0.{service}", "demo-bascule-broker-0.demo-bascule-brokers"):
+                assert answer_to(broker["admin"], f"{host}:8672") == 200, host
+            assert answer_to(broker["admin"], "demo-bascule-broker-0.evil.example") == 421
             run(command, "send", "orders", "--text", "1", "--broker", broker["amqp"], env=given)
             found = run(command, "browse", "orders", "--broker", broker["amqp"], "--format", "json", env=given).stdout
             message = re.findall(r"ID:[^\"\s]+", found)[0]
             for question in (["why", message], ["divert", "offsets", "orders"]):
                 run(command, *question, "--admin", broker["admin"], env=given)
+
+
+def answer_to(server: str, host: str) -> int:
+    """Return the status with which a server answers a request whose Host header names another host."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{server}/livez", headers={"host": host}), timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
 
 
 @contextmanager
@@ -379,6 +446,8 @@ def test_compose_file_is_valid_and_its_files_exist() -> None:
         assert service["read_only"]
         assert (Path(service["build"]["context"]) / service["build"]["dockerfile"]).is_file()
     run(BASCULE, "config", "check", "--config", model["configs"]["bascule"]["file"])
+    port = tomllib.loads(Path(model["configs"]["bascule"]["file"]).read_text())["pipelines"]["metrics_port"]
+    assert f"http://127.0.0.1:{port}/readyz" in model["services"]["pipelines"]["healthcheck"]["test"][-1]
 
 
 # -- monitoring ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ SEND_TIMEOUT_S: Final = 0.1
 class ServiceManager:
     """The service manager of this process. Without one, all methods do nothing.
 
-    ``interval_s`` is the longest time between two calls of ``alive``.
+    ``interval_s`` is the longest time between two calls of ``alive``. ``alive_s`` is the time of the last call, on the monotonic clock, and
+    ``reported`` the status of ``ready``, "" before it and after ``stopping``; both are kept without a service manager, too.
     """
 
     def __init__(self, environ: MutableMapping[str, str] | None = None) -> None:
@@ -41,6 +42,8 @@ class ServiceManager:
             self._watched = True
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._due_s = 0.0
+        self.alive_s = time.monotonic()
+        self.reported = ""
         self._status = ""
 
     @property
@@ -50,6 +53,7 @@ class ServiceManager:
 
     def ready(self, status: str) -> None:
         """Report that the process serves, or is a standby, with a status of one line."""
+        self.reported = status
         self._send(f"READY=1\n{self._new_status(status)}")
 
     def reloading(self) -> None:
@@ -62,11 +66,12 @@ class ServiceManager:
 
     def stopping(self) -> None:
         """Report that the process begins to stop."""
+        self.reported = ""
         self._send(f"STOPPING=1\n{self._new_status('stopping')}")
 
     def alive(self, status: str = "") -> None:
         """Report that the process makes progress, and its status if it has changed. Call this often: it reports once in ``interval_s``."""
-        now_s = time.monotonic()
+        self.alive_s = now_s = time.monotonic()
         if not self._address or now_s < self._due_s:
             return
         self._due_s = now_s + self.interval_s

@@ -444,7 +444,10 @@ def run(
     if servers is None:
         raise Unavailable("no Kafka configured; set kafka.bootstrap_servers (`bascule up` sets it for the embedded Kafka)")
     own = settings.pipelines
-    with metrics_of(own.metrics_port, own.metrics_host) as metrics, lineage_of(own.openlineage, settings.bridge.id, servers) as lineage:
+    with (
+        metrics_of(own.metrics_port, own.metrics_host, service_manager) as metrics,
+        lineage_of(own.openlineage, settings.bridge.id, servers) as lineage,
+    ):
         run_pipelines(
             from_settings(settings, servers), on_ready=on_ready, on_standby=on_standby, service_manager=service_manager,
             metrics=metrics, lineage=lineage,

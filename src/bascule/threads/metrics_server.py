@@ -1,4 +1,4 @@
-"""A server of metrics for Prometheus, in a thread. Needs the extra ``metrics``."""
+"""A server of metrics for Prometheus and of health checks, in a thread. Needs the extra ``metrics``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ require("metrics")
 import socket
 import sys
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from socketserver import ThreadingMixIn
+from types import MappingProxyType
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
@@ -75,8 +78,13 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
 class MetricsServer:
     """Serves http://HOST:PORT/metrics until the process ends, or until ``close``."""
 
-    def __init__(self, collector: Collector, port: int, host: str) -> None:
-        """Begin to serve the metrics of ``collector``. Port 0 selects a free port. Raises Unavailable."""
+    def __init__(
+        self, collector: Collector, port: int, host: str, health: Mapping[str, Callable[[], tuple[bool, str]]] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Begin to serve the metrics of ``collector``. Port 0 selects a free port. Raises Unavailable.
+
+        ``health`` has functions by path: whether the process is well (200, else 503), and the line that the server answers.
+        """
         registry = CollectorRegistry()
         registry.register(collector)
         try:
@@ -84,7 +92,16 @@ class MetricsServer:
             self._server = _BoundedServer(family, str(address[0]), port)
         except OSError as error:
             raise Unavailable(f"could not serve metrics at {host}:{port}: {error}") from error
-        self._server.set_app(make_wsgi_app(registry))
+        metrics: WSGIApplication = make_wsgi_app(registry)
+
+        def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            if (check := health.get(environ["PATH_INFO"])) is None:
+                return metrics(environ, start_response)
+            well, line = check()
+            start_response("200 OK" if well else "503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{line}\n".encode()]
+
+        self._server.set_app(answer)
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         self.port = int(self._server.server_port)

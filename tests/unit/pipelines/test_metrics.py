@@ -12,9 +12,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bascule.core.errors import Unavailable
+from bascule.embedded.service_manager import ServiceManager
 from bascule.pipelines.metrics import PipelineMetrics
 from bascule.pipelines.queries import Query
-from bascule.pipelines.serving import metrics_of
+from bascule.pipelines.serving import NOT_ALIVE_S, health_of, metrics_of
 from bascule.writer.carried import CarriedCounts, PipelineCount
 from bascule.writer.control import PipelineReport, PipelineState
 from bascule.writer.position import Position
@@ -164,3 +165,17 @@ def test_metrics_are_served_until_the_driver_ends() -> None:
         assert b"bascule_pipelines_active 0.0" in answer.read()
     with pytest.raises(OSError, match="refused"), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30):
         pass
+
+
+def test_health_of_a_driver_is_what_it_reports_to_its_service_manager() -> None:
+    manager = ServiceManager({})
+    live, ready = (health_of(manager)[path] for path in ("/livez", "/readyz"))
+    assert (live(), ready()) == ((True, "alive"), (False, "the driver starts or stops"))
+    manager.ready("standby pipelines=2")
+    assert ready() == (True, "standby pipelines=2")
+    manager.stopping()
+    assert not ready()[0]
+    manager.alive_s -= NOT_ALIVE_S + 1
+    assert live() == (False, "the driver has made no progress for 301 s")
+    manager.alive()
+    assert live()[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -80,3 +81,17 @@ def test_host_may_be_a_name_or_missing() -> None:
 def test_unknown_host_is_reported() -> None:
     with pytest.raises(Unavailable, match="could not serve metrics at no\\.such\\.host\\.invalid:0"):
         MetricsServer(One(), 0, "no.such.host.invalid")
+
+
+def test_health_checks_answer_beside_the_metrics() -> None:
+    server = MetricsServer(One(), 0, "127.0.0.1", {"/livez": lambda: (True, "alive"), "/readyz": lambda: (False, "the driver starts")})
+    try:
+        assert "one{" in text_of(server)
+        with urlopen(f"http://127.0.0.1:{server.port}/livez", timeout=SOON_S) as answer:
+            assert (answer.status, answer.read()) == (200, b"alive\n")
+        with pytest.raises(HTTPError) as caught:
+            urlopen(f"http://127.0.0.1:{server.port}/readyz", timeout=SOON_S)
+        with caught.value as refused:
+            assert (refused.code, refused.read()) == (503, b"the driver starts\n")
+    finally:
+        server.close()

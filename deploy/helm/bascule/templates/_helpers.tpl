@@ -35,6 +35,21 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- $addresses | toJson -}}
 {{- end }}
 
+{{- /* The names of the admin server in the cluster, of each pod and of their Service, besides broker.adminHosts. */ -}}
+{{- define "bascule.adminHosts" -}}
+{{- $service := printf "%s-brokers" (include "bascule.name" .) -}}
+{{- $names := list $service (printf "%s.%s" $service .Release.Namespace) (printf "%s.%s.svc" $service .Release.Namespace) (printf "%s.%s.svc.%s" $service .Release.Namespace .Values.broker.clusterDomain) -}}
+{{- $hosts := .Values.broker.adminHosts -}}
+{{- range $names -}}
+{{- $hosts = concat $hosts (list . (printf "$(POD_NAME).%s" .)) -}}
+{{- end -}}
+{{- $hosts | toJson -}}
+{{- end }}
+
+{{- define "bascule.adminScheme" -}}
+{{ ternary "HTTPS" "HTTP" (ne .Values.broker.adminTlsSecret "") }}
+{{- end }}
+
 {{- /* Environment of broker and pipelines. */ -}}
 {{- define "bascule.environment" -}}
 - name: BASCULE_KAFKA__BOOTSTRAP_SERVERS
@@ -52,6 +67,21 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- with .Values.pipelines.env }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{- define "bascule.pipelinesStartup" -}}
+httpGet: {path: /livez, port: metrics}
+periodSeconds: 2
+timeoutSeconds: 5
+failureThreshold: 150
+{{- end }}
+
+{{- /* /livez fails if the driver has made no progress for five minutes. */ -}}
+{{- define "bascule.pipelinesLiveness" -}}
+httpGet: {path: /livez, port: metrics}
+periodSeconds: 10
+timeoutSeconds: 5
+failureThreshold: 6
 {{- end }}
 
 {{- define "bascule.pipelinesVolumes" -}}
