@@ -23,6 +23,7 @@ from bascule.broker import returns as returns_module
 from bascule.broker.branches import Branches
 from bascule.broker.collecting import CollectedQueue, Collector
 from bascule.broker.delivery import Deliveries
+from bascule.broker.dropping import DroppedMessages
 from bascule.broker.duplicates import DuplicateWindow, RememberedIds
 from bascule.broker.engine import Engine
 from bascule.broker.expiry import Expiry
@@ -33,10 +34,9 @@ from bascule.broker.loading import Loader
 from bascule.broker.local_transactions import LocalTransactions
 from bascule.broker.planned_sends import PlannedSends
 from bascule.broker.plans import PlanInTurns
-from bascule.broker.policy import AddressPolicy, Policy
+from bascule.broker.policy import DROP, AddressPolicy, Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.ready import Ready, SelectorView
-from bascule.broker.sending import Sending
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from tests.property.broker_commands import BranchRun, RefusedRun, Run, SlowRun, SnapshotRun, run_all
@@ -208,21 +208,23 @@ def take_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drop_persistent_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drop(sending: Sending, queue: BrokerQueue) -> None:
-        while queue.full() and (waiting := queue.waiting()):
+    def drop(dropped: DroppedMessages, queue: BrokerQueue) -> None:
+        while queue.settings.when_full == DROP and queue.full() and (waiting := queue.waiting()):
             queue.take_out(waiting[0])
-            sending._deliveries.gone(queue, waiting[0])
+            dropped._deliveries.gone(queue, waiting[0])
 
-    monkeypatch.setattr(Sending, "drop_oldest", drop)
+    monkeypatch.setattr(DroppedMessages, "drop", drop)
 
 
 def drop_the_dearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drop(sending: Sending, queue: BrokerQueue) -> None:
-        while queue.full() and (waiting := [message for message in queue.waiting() if message.mid < 0]):
+    def drop(dropped: DroppedMessages, queue: BrokerQueue) -> None:
+        while queue.settings.when_full == DROP and queue.full() and (waiting := [each for each in queue.waiting() if each.mid < 0]):
+            queue.settings.when_full == DROP and queue.full() and (waiting := [message for message in queue.waiting() if message.mid < 0])
+        ):
             queue.take_out(waiting[0])
-            sending._deliveries.gone(queue, waiting[0])
+            dropped._deliveries.gone(queue, waiting[0])
 
-    monkeypatch.setattr(Sending, "drop_oldest", drop)
+    monkeypatch.setattr(DroppedMessages, "drop", drop)
 
 
 def give_branches_nothing_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,12 @@ from bascule.broker.addresses import TEMPORARY_PREFIX, Route, durable_ids
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
+from bascule.broker.dropping import DroppedMessages
 from bascule.broker.errors import ResourceLimit
 from bascule.broker.ingress_access import Arrival, IngressAccess
 from bascule.broker.journaling import AtomicEntries
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage, stored_group
 from bascule.broker.planned_sends import Planned, PlannedSends
-from bascule.broker.policy import DROP
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import SEND_OVERHEAD_BYTES, Sending, annotation_steps, taken_by
 from bascule.broker.transactions import Draft
@@ -62,29 +62,33 @@ class Intake:
 
         Such messages wait in Kafka; they are neither refused nor dropped. Dead letters wait for no room, like those of other queues.
         """
-        for send, _, _, refusal in sends:
-            if refusal is not None:
-                continue
-            route = self.addresses.route(send.address, Routing(send.routing))
-            # Check for room first: selectors and exclusive diverts cost more, and matter only if a queue is full.
-            if not route.limited or not any(queue.full() for queue in route.queues):
-                continue
-            full = self._first_full(self._to_queues(route, send.body)[0])
-            if full is not None:
-                return full
+        with self._sending.dropped_messages() as dropped:
+            for send, _, _, refusal in sends:
+                if refusal is not None:
+                    continue
+                route = self.addresses.route(send.address, Routing(send.routing))
+                # Check for room first: selectors and exclusive diverts cost more, and matter only if a queue is full.
+                if not route.limited or not any(queue.full() for queue in route.queues):
+                    continue
+                full = self._first_full(self._to_queues(route, send.body)[0], dropped)
+                if full is not None:
+                    return full
         return None
 
     def plan_lacks_room(self, plan: IntakePlan) -> BrokerQueue | None:
         """Return a full queue that a planned message needs, or None."""
-        return self._first_full(queue for queue, (messages, _) in plan.incoming.items() if messages)
+        with self._sending.dropped_messages() as dropped:
+            return self._first_full((queue for queue, (messages, _) in plan.incoming.items() if messages), dropped)
 
-    def _first_full(self, queues: Iterable[BrokerQueue]) -> BrokerQueue | None:
+    @staticmethod
+    def _first_full(queues: Iterable[BrokerQueue], dropped: DroppedMessages) -> BrokerQueue | None:
         """Return the first full queue, or None. Queues that drop messages to make room do so."""
         for queue in queues:
-            if queue.full() and queue.settings.when_full == DROP:
-                self._sending.drop_oldest(queue)
             if queue.full():
-                return queue
+                dropped.drop(queue)
+                dropped.begin()
+                if queue.full():  # still: nobody would wake a caller that waits for a queue with room
+                    return queue
         return None
 
     def cost(self, sends: list[Arrival]) -> tuple[int, int]:

@@ -10,15 +10,16 @@ from bascule.amqp.types import Timestamp, UByte, UInt
 from bascule.broker.addresses import TEMPORARY_PREFIX, ExclusiveDivert, Route, durable_ids
 from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
+from bascule.broker.dropping import DroppedMessages
 from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows, digest_of
 from bascule.broker.errors import JournalUnavailable, QueueFull, RecordTooLarge
 from bascule.broker.journaling import RECORD_BYTES_SOFT
 from bascule.broker.message import BrokerMessage
-from bascule.broker.policy import BLOCK, DROP
+from bascule.broker.policy import BLOCK
 from bascule.broker.ports import SendPort
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import Draft, LocalTransaction
-from bascule.broker.turns import Retry, Work
+from bascule.broker.turns import Retry
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.annotate import (
@@ -39,9 +40,8 @@ from bascule.journal.records import INDEX_BITS, EncodedRoute, SendFlag, encode_d
 
 #: Maximum size in bytes of a SEND entry besides body, address and queues: fixed fields, two digests, and some names of diverts.
 SEND_OVERHEAD_BYTES = 256
-#: Messages that one send drops at once, and the steps for each of them. It drops fewer if each visits many selectors of its queue.
-DROPPED_AT_ONCE = 200
-DROP_STEPS = 5
+#: Queues that are examined for room in one step.
+LOOKS_PER_STEP: Final = 2
 #: Bytes of a message per step, for the annotations that a move has to examine, and the most steps of one message.
 MOVED_BYTES_PER_STEP, MOVE_STEPS_MAX = 8, 1_500
 #: Bytes of a message that a move copies in one step.
@@ -195,49 +195,29 @@ class Sending:
         Raises QueueFull. A queue that blocks its producers is skipped: a producer that still sends had its credit before the queue was
         full.
         """
-        for queue in route.queues:
-            if queue.settings.when_full == BLOCK or not queue.full():
-                continue
-            if queue.settings.when_full == DROP:
-                self.drop_oldest(queue)
-                if queue.dropping and queue.full():
-                    if waits:
-                        return False
-                    continue  # the next turns make room, also for this message
-            if queue.full() and not self._known(address, duplicate_ids):
-                raise QueueFull(f"queue {queue.name!r} is full: {queue.held_messages} messages, {queue.held_bytes} bytes")
-        return True
+        self._deliveries.turns.left -= len(route.queues) // LOOKS_PER_STEP
+        dropping = False
+        with self.dropped_messages() as dropped:
+            for queue in route.queues:
+                if queue.settings.when_full == BLOCK or not queue.full():
+                    continue
+                if queue.dropping and waits:
+                    return False  # the queues behind it are marked already, or are examined later
+                dropped.drop(queue)
+                if queue.dropping:
+                    dropping = True  # the next turns make room
+                elif queue.full() and not self._known(address, duplicate_ids):
+                    raise QueueFull(f"queue {queue.name!r} is full: {queue.held_messages} messages, {queue.held_bytes} bytes")
+        return not (dropping and waits)
+
+    def dropped_messages(self) -> DroppedMessages:
+        """Return a context in which full queues drop messages to make room."""
+        return DroppedMessages(self._deliveries)
 
     def _known(self, address: str, duplicate_ids: tuple[bytes, ...]) -> bool:
         """Return True if a message repeats one that is stored or in flight. It then gets the same answer as the first one."""
         window = self.windows.window(address)
         return any(digest in window for digest in duplicate_ids) or self.windows.repeats_pending(duplicate_ids)
-
-    def drop_oldest(self, queue: BrokerQueue) -> None:
-        """Drop non-persistent messages of a full queue, the oldest first, until it has room or holds no more of them.
-
-        One large message, or a lowered limit, can drive out any number of small ones. If there are many, the queue is marked ``dropping``
-        and the next turns drop the rest.
-        """
-        if queue.dropping:
-            return
-        dropping = self._dropping(queue)
-        left = DROPPED_AT_ONCE * DROP_STEPS
-        while left > 0 and (steps := next(dropping, 0)):
-            left -= steps
-        if queue.full() and queue.oldest_volatile() is not None:
-            queue.dropping = True
-            self._deliveries.turns.begin(dropping)
-
-    def _dropping(self, queue: BrokerQueue) -> Work:
-        try:
-            while queue.full() and not queue.deleted and (oldest := queue.oldest_volatile()) is not None:
-                queue.take_out(oldest)
-                self.counters.dropped += 1
-                self._deliveries.gone(queue, oldest)
-                yield DROP_STEPS + queue.ready.take_steps
-        finally:
-            queue.dropping = False  # also after an error: the next message that finds the queue full starts again
 
     def _duplicate_ids(
         self, address: str, body: bytes, scan: Scan, container: str, user: str, *, in_transaction: bool

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
 
 from bascule.broker import snapshot as snapshots
 from bascule.broker.addresses import Diverts, ExclusiveDivert
+from bascule.broker.dropping import DROPPED_AT_ONCE
 from bascule.broker.errors import ResourceLimit
 from bascule.broker.ingress_access import Arrival
 from bascule.broker.policy import BLOCK, REJECT, AddressPolicy, Policy
@@ -189,6 +192,41 @@ def test_non_persistent_messages_are_dropped_for_messages_from_kafka_if_configur
     bench.fill("old", "new", durable=False)
     assert bench.engine.lacks_room([Arrival(taken(bench, "x"), KEEP)]) is None
     assert bench.waiting(bench.queue()) == ["new"]
+
+
+def overfull_subscriptions(bench: Bench, count: int, messages: int) -> list[BrokerQueue]:
+    """Return subscriptions of a topic that have to drop all of their messages to make room for another one."""
+    queues = [bench.subscription(f"s{number}") for number in range(count)]
+    bench.fill(*range(messages), to="t", durable=False)
+    for queue in queues:
+        queue.settings = dataclasses.replace(queue.settings, max_messages=1)
+    bench.engine.addresses.forget_routes()
+    return queues
+
+
+def test_queue_that_makes_room_at_once_blocks_no_messages_from_kafka() -> None:
+    bench = Bench(Policy(AddressPolicy(max_messages=1_000, when_full=DROP_OLDEST)))
+    queues = overfull_subscriptions(bench, 3, 2 * DROPPED_AT_ONCE)
+    assert bench.engine.lacks_room([Arrival(taken(bench, "x", to="t", routing=Routing.MULTICAST), KEEP)]) is None
+    assert [queue.held_messages for queue in queues] == [0, 0, 0]
+
+
+def test_messages_from_kafka_wait_while_many_subscriptions_drop_messages_and_each_piece_is_short() -> None:
+    bench = Bench(Policy(AddressPolicy(max_messages=1_000, when_full=DROP_OLDEST)))
+    queues = overfull_subscriptions(bench, 20, 50)
+    bench.engine.turns.steps = 100
+    bench.engine.turns.begin_turn()
+    rounds = 0
+    while (full := bench.engine.lacks_room([Arrival(taken(bench, "x", to="t", routing=Routing.MULTICAST), KEEP)])) is not None:
+        rounds += 1
+        woken: list[int] = []
+        full.blocked["intake"] = partial(woken.append, rounds)
+        held = sum(queue.held_messages for queue in queues)
+        bench.broker.settle()
+        assert woken == [rounds]
+        assert held - sum(queue.held_messages for queue in queues) <= 50
+    assert rounds > 2
+    assert {queue.held_messages for queue in queues} == {0}
 
 
 def test_a_full_subscription_blocks_only_messages_that_its_selector_matches() -> None:

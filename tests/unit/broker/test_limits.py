@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from bascule.broker.dropping import DROPPED_AT_ONCE
 from bascule.broker.errors import UnknownAddress
 from bascule.broker.policy import BLOCK, DROP, REJECT, AddressPolicy, Policy
-from bascule.broker.sending import DROPPED_AT_ONCE
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import scan
@@ -172,6 +172,35 @@ def test_search_for_duplicate_id_does_not_pass_over_a_large_body() -> None:
     bench.broker.settle()
     assert max(searched) < 2 << 20
     assert bench.queue().held_messages == 1
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_message_for_many_full_subscriptions_drops_a_limited_number_of_messages_in_each_turn(waits: bool) -> None:
+    bench = bench_with(when_full=DROP, max_messages=1_000)
+    queues = [bench.subscription(f"s{number}") for number in range(30)]
+    bench.fill(*range(100), to="t", durable=False)
+    for queue in queues:
+        queue.settings = dataclasses.replace(queue.settings, max_messages=1)
+    bench.engine.addresses.forget_routes()
+    short_turns(bench)
+    body = bench.encode("new", durable=False)
+
+    def held() -> int:
+        return sum(queue.held_messages for queue in queues)
+
+    before = held()
+    again = bench.engine.send("t", Routing.MULTICAST, body, scan(body), "client", bench.sender, "new", waits=waits)
+    assert DROPPED_AT_ONCE <= before - held() + (not waits) * len(queues) < DROPPED_AT_ONCE + 20
+    assert sum(queue.dropping for queue in queues) == 28
+    turns = 0
+    while again is not None or any(queue.dropping for queue in queues):
+        bench.broker.flush()
+        again = again and again()
+        turns += 1
+    assert turns > 20
+    # A message that did not wait counts for the room that the queues make.
+    assert [bench.waiting(queue) for queue in queues] == [["new"]] * (30 if waits else 2) + [[]] * (0 if waits else 28)
+    assert not refusals(bench)
 
 
 def test_a_lowered_limit_drops_messages_over_several_turns() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from bascule.amqp.link import SenderLink
 from bascule.amqp.performatives import Source, Target, TransactionalState
+from bascule.broker.dropping import DROPPED_AT_ONCE
 from bascule.broker.policy import DROP, AddressPolicy, Policy
-from bascule.broker.sending import DROPPED_AT_ONCE
 from bascule.core.permissions import MANAGEMENT_ADDRESS
 from bascule.jms.message import JmsMessage, decode_message, encode_message
 from bascule.server import connection
