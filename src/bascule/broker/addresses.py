@@ -60,8 +60,9 @@ class Route(NamedTuple):
     steps: int  # to find the queues that want a message, and to put it into them
 
 
-#: Limit of selector steps for one message: for all subscriptions of one address, and for all subscriptions with wildcards.
-SELECTOR_STEPS_MAX = 50_000
+#: Limit of selector steps for one message: for all subscriptions of one address, and for all subscriptions with wildcards. Both together
+#: are the work of one turn for a message.
+SELECTOR_STEPS_MAX = 20_000
 #: Limit of the steps to compare an address with the patterns of all subscriptions with wildcards, which is done when the address is used
 #: after a subscription has changed. Patterns of fewer words than in a step count for none, unless they have another wildcard besides a #
 #: before their end: a search may examine all of these.

@@ -270,6 +270,8 @@ class Sending:
                 if self._lacks_queue(draft):
                     self._destinations.recreate(address)  # the queue was deleted since the check for it
                 route = self.addresses.route(address, draft.routing)
+            if route.filtered:
+                self._deliveries.turns.left -= route.steps
             _, queues, entry, durable = self._plan(draft, route, now_ms)
             mid = self.journaling.add_send(entry, ids) if entry else -1
         except Exception:

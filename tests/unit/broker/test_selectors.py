@@ -44,13 +44,26 @@ def test_selectors_of_all_subscriptions_of_an_address_have_a_limit_of_steps(benc
     slow = " OR ".join(f"p{number} = 1" for number in range(900))
     steps = compile_selector(slow).steps + 1
     subscriptions = [bench.subscription(f"s{number}", address, selector=slow) for number in range(SELECTOR_STEPS_MAX // steps)]
-    with pytest.raises(ResourceLimit, match=r"may take 50000 for each message"):
+    with pytest.raises(ResourceLimit, match=rf"may take {SELECTOR_STEPS_MAX} for each message"):
         bench.subscription("more", address, selector=slow)
     assert "more" not in bench.engine.addresses.subscriptions
     bench.subscription("plain", address)
     bench.subscription("other", other, selector=slow)
     bench.engine.delete_queue(subscriptions[0])
     bench.subscription("more", address, selector=slow)
+
+
+def test_selectors_of_subscriptions_are_counted_as_steps_of_each_message(bench: Bench) -> None:
+    slow = " OR ".join(f"p{number} = 1" for number in range(100))
+    steps = compile_selector(slow).steps
+    for number in range(20):
+        bench.subscription(f"s{number}", "t", selector=slow)
+        bench.subscription(f"w{number}", "#", selector=slow)
+    bench.fill("first", to="t")
+    bench.engine.turns.steps = 100_000
+    bench.engine.turns.begin_turn()
+    bench.put("second", to="t")
+    assert 40 * steps < bench.engine.turns.steps - bench.engine.turns.left < 41 * steps
 
 
 def test_patterns_of_many_words_have_a_limit_for_all_subscriptions(bench: Bench) -> None:
