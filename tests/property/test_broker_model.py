@@ -219,8 +219,6 @@ def drop_persistent_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 def drop_the_dearest(monkeypatch: pytest.MonkeyPatch) -> None:
     def drop(dropped: DroppedMessages, queue: BrokerQueue) -> None:
         while queue.settings.when_full == DROP and queue.full() and (waiting := [each for each in queue.waiting() if each.mid < 0]):
-            queue.settings.when_full == DROP and queue.full() and (waiting := [message for message in queue.waiting() if message.mid < 0])
-        ):
             queue.take_out(waiting[0])
             dropped._deliveries.gone(queue, waiting[0])
 
