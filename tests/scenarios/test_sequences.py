@@ -24,6 +24,7 @@ from bascule.jms.sections import scan
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import TABLE_CONFIG, Stored
+from bascule.kafka.journal_writer import journal_writer
 from bascule.kafka.log import JournalWriter, PartitionReader
 from bascule.kafka.slot import Slot
 from bascule.server import epoch as epoch_module
@@ -35,7 +36,7 @@ from tests.support.kafka_proxy import Action, Api, KafkaProxy
 from tests.support.system import wait_for
 
 
-class FalseReports(JournalWriter):
+class FalseReports:
     """A Kafka client that reports the record at ``false_offset`` as not stored, although all records are stored.
 
     It reports this record together with the records up to ``told_with``, and each other record alone.
@@ -43,7 +44,7 @@ class FalseReports(JournalWriter):
 
     false_offset = told_with = -1
 
-    def __init__(self, kafka: Any, topic: str, partition: int, on_outcomes: Callable[[list[Outcome]], None]) -> None:
+    def __init__(self, kafka: Any, topic: str, partition: int, on_outcomes: Callable[[list[Outcome]], None], loop: Any) -> None:
         self.reported = -1  # last offset whose outcome was reported to the epoch
         held: list[Outcome] = []
 
@@ -55,7 +56,8 @@ class FalseReports(JournalWriter):
                     held.clear()
                     self.reported = offset
 
-        super().__init__(kafka, topic, partition, tell)
+        writer = journal_writer(kafka, topic, partition, tell, loop)
+        self.append, self.stop, self.close = writer.append, writer.stop, writer.close
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -95,7 +97,7 @@ def test_append_reported_failed_but_stored_ends_the_epoch_and_message_is_stored_
         await epoch.close()
 
     with monkeypatch.context() as patched:
-        patched.setattr(epoch_module, "JournalWriter", FalseReports)
+        patched.setattr(epoch_module, "journal_writer", FalseReports)
         asyncio.run(fail())
     assert sender.answers == [("first", None)]
     asyncio.run(go_on())
@@ -300,7 +302,7 @@ def test_ended_epoch_appends_nothing(kafka: EmbeddedKafka, topic_prefix: str) ->
         epoch.end(BasculeError("the end"))
         journal.decide(epoch, "failed")
         epoch.engine.journaling.flush()  # errors that a closing connection may cause
-        assert await asyncio.to_thread(epoch.writer._producer.flush, 10) == 0
+        await asyncio.to_thread(wait_for, lambda: len(epoch.writer._producer) == 0, "the reports of all records")
         assert journal.end() == stored
         await epoch.close()
 

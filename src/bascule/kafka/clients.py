@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from bascule.core.errors import InvalidInput
 from bascule.kafka.errors import words
+from bascule.kafka.event_producer import EventProducer, available
 
 if TYPE_CHECKING:
     from bascule.core.log import ClientLog
@@ -31,6 +32,15 @@ _INTRODUCTION_S: Final = 1.0
 def producer(settings: Mapping[str, Any], logger: ClientLog | None = None) -> Producer:
     """Make a producer that passes its log lines to ``logger``. Raises KafkaException for settings that librdkafka refuses."""
     return Producer(_quiet(settings)) if logger is None else Producer(_quiet(settings), logger=logger)
+
+
+def event_producer(settings: Mapping[str, Any], topic: str) -> EventProducer | None:
+    """Make a producer for one topic that reports to a file descriptor; None if the installed Kafka client has none, or no such settings.
+
+    Raises KafkaException for settings that librdkafka refuses.
+    """
+    quiet = _quiet(settings)
+    return EventProducer(quiet, topic) if available(quiet) else None
 
 
 def consumer(settings: Mapping[str, Any], logger: ClientLog | None = None) -> Consumer:

@@ -51,6 +51,8 @@ APPEND_SETTINGS: Mapping[str, Any] = {
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
 }
+#: After a record that Kafka refuses permanently, no other may be stored: the sequence would have a gap, and no broker could load it.
+GAPLESS_SETTINGS: Mapping[str, Any] = {**APPEND_SETTINGS, "enable.gapless.guarantee": True}
 READ_SETTINGS: Mapping[str, Any] = {
     **READ_AHEAD,
     "group.id": "bascule-reader",  # required by the client; nothing is committed
@@ -119,11 +121,13 @@ def takes_appends(kafka: Mapping[str, Any], topic: str, partition: int, timeout_
 
 
 class JournalWriter:
-    """Appends to one partition. ``on_outcomes`` is called from another thread, with outcomes in the order of the appends."""
+    """Appends to one partition. ``on_outcomes`` is called from another thread, with outcomes in the order of the appends.
+
+    :mod:`bascule.kafka.journal_writer` needs this thread only if the installed Kafka client does not report to a file descriptor.
+    """
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, partition: int, on_outcomes: Callable[[list[Outcome]], None]) -> None:
-        # After a record that Kafka refuses permanently, no other may be stored: the sequence would have a gap, and no broker could load it.
-        self._producer = clients.producer({**kafka, **APPEND_SETTINGS, "enable.gapless.guarantee": True})
+        self._producer = clients.producer({**kafka, **GAPLESS_SETTINGS})
         self._topic = topic
         self._partition = partition
         self._on_outcomes = on_outcomes
@@ -164,9 +168,13 @@ class JournalWriter:
                 outcomes.clear()
                 self._on_outcomes(taken)
 
+    def stop(self) -> None:
+        """Report nothing more, except what the thread is reporting now."""
+        self._closing = True
+
     def close(self) -> None:
         """Stop. The outcome of records in flight stays unknown."""
-        self._closing = True
+        self.stop()
         self._thread.join()
         self._producer.purge()
         with suppress(KafkaException):  # raised if a record was still in flight

@@ -1,10 +1,11 @@
 """One epoch of the journal in a broker process. It performs the effects of :mod:`bascule.broker.epoch` with asyncio and Kafka's client.
 
-All code here runs on the event loop, except that the delivery thread of the log posts outcomes and that blocking calls run in threads.
+All code here runs on the event loop, except that blocking calls run in threads.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
@@ -18,7 +19,7 @@ from bascule.broker.addresses import Diverts
 from bascule.broker.containment import ErrorContainment
 from bascule.broker.coverage import DivertCoverage
 from bascule.broker.engine import Engine
-from bascule.broker.epoch import EpochProtocol, Outcome
+from bascule.broker.epoch import EpochProtocol
 from bascule.broker.epoch_effects import EpochLimits
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.housekeeping import HousekeepingLimits
@@ -33,7 +34,8 @@ from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
 from bascule.journal.offsets import OffsetMap
 from bascule.kafka.admin import CLUSTER_DEFAULT
-from bascule.kafka.log import JournalWriter, PartitionReader, offset_of, takes_appends
+from bascule.kafka.journal_writer import journal_writer
+from bascule.kafka.log import PartitionReader, offset_of, takes_appends
 from bascule.server.coverage import CoverageControl
 from bascule.server.divert_users import DivertUsers
 from bascule.server.effects import LoopEffects
@@ -104,7 +106,6 @@ class Epoch:
     ) -> None:  # fmt: skip
         self.place = place
         self.housekeeping: Housekeeping | None = None  # from the start on
-        self.writer = JournalWriter(place.kafka, place.topics.journal, place.topics.partition, self._post)
         self._effects = _Effects(self, policy, bodies, memory_bytes, on_ended, on_confirmed, on_ticked, on_stalled)
         self._control = CoverageControl(
             place.kafka, place.topics,
@@ -115,6 +116,8 @@ class Epoch:
             self._effects, place.limits, place.topics.journal, diverts,
             coverage=self._coverage, errors=errors, send_times=send_times,
         )  # fmt: skip
+        topics = place.topics
+        self.writer = journal_writer(place.kafka, topics.journal, topics.partition, self.protocol.outcomes, asyncio.get_running_loop())
         self.following = Following(place, self.protocol.fresh_engine)
 
     @property
@@ -171,13 +174,10 @@ class Epoch:
         """End the epoch because of an error. Nothing is answered after that."""
         self.protocol.end(error)
 
-    def _post(self, outcomes: list[Outcome]) -> None:
-        """Pass outcomes to the loop; called by the delivery thread."""
-        self._effects.post(self.protocol.outcomes, outcomes)
-
     async def close(self) -> None:
         """Release the resources of the epoch."""
         self.protocol.close()
+        self.writer.stop()
         self._effects.cancel_spawned()
         await self._control.close()
         await self.following.close()
@@ -202,10 +202,6 @@ class _Effects(LoopEffects):
         self.ticked = on_ticked
         self.stalled: Callable[[JournalUnavailable], None] = on_stalled
         self._started_s = 0.0
-
-    def post(self, action: Callable[[list[Outcome]], None], outcomes: list[Outcome]) -> None:
-        """Run an action on the loop; called by another thread."""
-        self._loop.call_soon_threadsafe(action, outcomes)
 
     def append(self, key: bytes, value: bytes) -> None:
         """Append a record. Raises Unavailable."""

@@ -70,7 +70,7 @@ from bascule.tracing.provider import process_tracing
 
 log = get_log(__name__)
 
-#: The loop and the thread of Kafka's client pass the interpreter to each other for every record; the default of 5 ms would be too slow.
+#: The loop and other threads, such as the tail of an ingress, pass the interpreter to each other; the default of 5 ms would be too slow.
 SWITCH_INTERVAL_S = 0.0002
 #: What clients are told when the broker stops; a failover client connects to another broker.
 GOING_DOWN = AmqpError(CONNECTION_FORCED, "the broker is shutting down")

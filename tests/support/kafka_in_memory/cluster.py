@@ -43,6 +43,7 @@ class KafkaInMemory:
         self.made: list[tuple[str, weakref.ref[Any]]] = []
         self._ids = iter(range(1, 1 << 30))
         monkeypatch.setattr(clients, "producer", self._producer)
+        monkeypatch.setattr(clients, "event_producer", lambda *_: None)  # the product uses the other kind of producer then
         monkeypatch.setattr(clients, "consumer", self._consumer)
         monkeypatch.setattr(clients, "admin", self._admin)
 
