@@ -114,7 +114,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "clients that are forgotten in favour of others: REMEMBERED_MAX": ("server/interruptions.py Interruptions.lost",),
     "the planned commits in flight to the journal, each of more than PLANNED_STEPS: IN_FLIGHT_SHARE of the memory": (
-        "broker/duplicates.py DuplicateWindows.repeats_pending",
+        "broker/duplicates.py DuplicateWindows.repeats_pending", "broker/planned_sends.py PlannedSends._repeats_pending",
     ),
     "WINDOWS_MAX": ("broker/duplicates.py DuplicateWindows._drop_half",),
     "BUCKETS": ("broker/groups.py Groups.leave",),

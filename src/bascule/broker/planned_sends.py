@@ -150,8 +150,8 @@ class PlannedSends(PlanInTurns, Generic[T]):
     """A plan of messages. ``incoming`` has the number and bytes of the messages for each queue."""
 
     __slots__ = (
-        "_admits", "_ids", "_plan_one", "_rounds", "_send_steps", "_sending", "count", "duplicates", "incoming", "messages",
-        "now_ms", "pieces", "size_bytes",
+        "_admits", "_common", "_compared", "_ids", "_plan_one", "_rounds", "_send_steps", "_sending", "count", "duplicates", "incoming",
+        "messages", "now_ms", "pieces", "size_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -169,6 +169,8 @@ class PlannedSends(PlanInTurns, Generic[T]):
         self._send_steps = send_steps
         self._rounds = 0
         self._ids: set[bytes] = set()  # duplicate ids of all pieces
+        self._compared: PendingIds | None = None  # the newest pending ids that were compared with the plan
+        self._common: list[PendingIds] = []  # pending ids, some of which are in the plan
         self.now_ms = now_ms
         self.count = 0  # messages so far, with duplicates
         self.duplicates = 0
@@ -307,10 +309,19 @@ class PlannedSends(PlanInTurns, Generic[T]):
             return True
         if piece.version != self._sending.addresses.version:
             return None
-        windows, by_address = self._sending.windows, self._sending.windows.by_address
-        if windows.pending and any(map(windows.repeats_pending, piece.ids.values())):
+        by_address = self._sending.windows.by_address
+        if self._sending.windows.pending and self._repeats_pending(piece):
             return True
         return any(address in by_address and not by_address[address].digests.isdisjoint(ids) for address, ids in piece.ids.items())
+
+    def _repeats_pending(self, piece: Piece[T]) -> bool:
+        """Return True if an id of a piece is pending. Each set of pending ids is compared with the whole plan once."""
+        pending = self._sending.windows.pending
+        if pending[-1] is not self._compared:
+            start = pending.index(self._compared) + 1 if self._compared in pending else 0
+            self._common += [each for each in pending[start:] if not each.digests.isdisjoint(self._ids)]
+            self._compared = pending[-1]
+        return any(not each.digests.isdisjoint(ids) for each in self._common if each in pending for ids in piece.ids.values())
 
     def _recreate(self, address: str) -> None:
         """Create a queue before the plan is carried out. If the plan is dropped, the queue is deleted like any unused queue."""

@@ -10,6 +10,7 @@ from bascule.broker.errors import RecordTooLarge
 from bascule.broker.memory import DUPLICATE_BYTES, MemoryPart, measuring
 from bascule.broker.policy import AddressPolicy, Policy
 from bascule.testing.broker import BrokerInMemory
+from tests.support.costs import calls_of
 from tests.unit.broker.conftest import Bench
 
 MANY = 2_000
@@ -26,10 +27,10 @@ def options(number: int) -> dict[str, Any]:
     return {"to": f"t.{number % ADDRESSES}", "properties": {"_AMQ_DUPL_ID": str(number)}}
 
 
-def planned(bench: Bench, first: int = 0) -> Any:
+def planned(bench: Bench, first: int = 0, count: int = MANY) -> Any:
     """Return a transaction with messages to many topics, whose plan is ready."""
     transaction = bench.engine.begin(str(first).encode())
-    for number in range(first, first + MANY):
+    for number in range(first, first + count):
         bench.put(number, transaction=transaction, **options(number))
     bench.broker.settle()
     bench.engine.turns.steps = STEPS
@@ -141,3 +142,20 @@ def test_pending_ids_count_as_memory_of_duplicate_windows(bench: Bench) -> None:
         pass
     assert remembered(bench.broker) == 0
     assert parts[MemoryPart.DUPLICATES] == MANY * DUPLICATE_BYTES
+
+
+@pytest.mark.interpreted
+def test_a_plan_is_compared_once_with_the_ids_of_each_earlier_commit(bench: Bench) -> None:
+    bench.subscription("all", "t.#")
+    earlier = [planned(bench, 10_000 + 1_000 * number, 600) for number in range(10)]
+    last = planned(bench)
+    commit(bench, earlier[0])
+    with_one = calls_of(lambda: bench.engine.plan_commit(last))
+    for transaction in earlier[1:]:
+        commit(bench, transaction)
+    assert len(bench.engine.windows.pending) == len(earlier)
+    with_many = calls_of(lambda: bench.engine.plan_commit(last))
+    assert with_many < with_one + MANY
+    assert commit(bench, last) == []
+    bench.broker.settle()
+    assert bench.engine.counters.duplicates == 0
