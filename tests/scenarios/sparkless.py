@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Message
 
 from bascule.broker.snapshot import Snapshot
-from bascule.core.kafka_records import Place, Taken
+from bascule.core.kafka_records import Place, SourceStart, Taken
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.jms.message import decode_message
@@ -89,10 +89,10 @@ def carry_up_to(_context: Context, task: Resident, kafka: Mapping[str, object], 
     task.run(lambda start, _: nullcontext(_taken(kafka, start, end)))
 
 
-def _taken(kafka: Mapping[str, object], start: Mapping[Place, int], end: int) -> Iterator[Taken]:
-    for place, offset in start.items():
+def _taken(kafka: Mapping[str, object], start: Mapping[Place, SourceStart], end: int) -> Iterator[Taken]:
+    for place, at in start.items():
         history = history_of(kafka, *place)
-        yield Taken([received_of(message) for message in history.records(offset, end)], [place])
+        yield Taken([received_of(message) for message in history.records(at.offset, end)], [place])
 
 
 class Context:

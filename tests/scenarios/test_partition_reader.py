@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,11 +11,13 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import KafkaRecord, SourceStart, Taken
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.journal.reading import CutOff, Trimmed
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
 from bascule.kafka.log import PartitionReader
+from bascule.kafka.source import KafkaSource
 
 TIMEOUT_S = 30
 
@@ -97,3 +100,55 @@ def test_following_reader_says_so_before_it_returns_records_of_a_recreated_topic
         append(b"A", b"B", b"C")
         assert read(reader, b"C") != first
         assert reader.read_topic_id == topics.id(topic)
+
+
+def record_of(found: Iterator[Taken], topic: str) -> KafkaRecord:
+    """Return the next record of a topic."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        for record in next(found).records:
+            if record.topic == topic:
+                return record
+    raise AssertionError(f"no record of {topic}")
+
+
+def test_source_of_a_pipeline_returns_no_record_of_a_recreated_topic(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    """The new topic is already longer than the offset that the source has reached, and its leader has the same epoch."""
+    client, topic, other = {"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.source", f"{topic_prefix}.other"
+    topics = Topics(client)
+    producer = clients.producer(client)
+
+    def append(name: str, *values: bytes) -> None:
+        for value in values:
+            producer.produce(name, value)
+        assert producer.flush(TIMEOUT_S) == 0
+
+    for name in (topic, other):
+        topics.create(name, 1, {})
+        append(name, b"0", b"1")
+    starts = {(name, 0): SourceStart(0, topics.id(name), 0) for name in (topic, other)}
+    with closing(KafkaSource(client, starts, committed=True)) as source:
+        found, seen = iter(source), set[tuple[str, bytes | None]]()
+        while len(seen) < 4:
+            seen |= {(record.topic, record.value) for record in next(found).records}
+        assert source._topics is None, "the client knows the topics, so Kafka is not asked"
+        topics.delete([topic])
+        topics.create(topic, 1, {})
+        append(topic, b"A", b"B", b"C")
+        with pytest.raises(Unavailable, match=f"topic '{topic}' was recreated: its id is {re.escape(topics.id(topic))}"):
+            record_of(found, topic)
+
+
+def test_source_of_a_pipeline_does_not_read_from_a_former_leader(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    client, topic = {"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.led"
+    topics = Topics(client)
+    topics.create(topic, 1, {})
+    producer = clients.producer(client)
+    producer.produce(topic, b"0")
+    assert producer.flush(TIMEOUT_S) == 0
+    start = SourceStart(0, topics.id(topic), 3)  # as if the node that answers had missed three elections
+    with (
+        closing(KafkaSource(client, {(topic, 0): start}, committed=True)) as source,
+        pytest.raises(Unavailable, match=re.escape(f"{topic}-0 was read from a former leader (leader epoch 0, expected 3)")),
+    ):
+        record_of(iter(source), topic)

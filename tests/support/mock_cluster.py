@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from bascule.core.log import ClientLog
 from bascule.kafka import admin, clients, history, own_topics
 from bascule.pipelines import defined_positions, positions
 from tests.support.librdkafka import ERROR_BYTES, library
@@ -124,8 +125,8 @@ def product_on(patch: pytest.MonkeyPatch, nodes: int = 1) -> Iterator[MockCluste
 
     checked, described, committed = clients.consumer, admin.Topics.ids, history.committed_offset
 
-    def unchecked(settings: Mapping[str, Any]) -> Consumer:
-        return checked({**settings, "check.crcs": False})
+    def unchecked(settings: Mapping[str, Any], logger: ClientLog | None = None) -> Consumer:
+        return checked({**settings, "check.crcs": False}, logger)
 
     def ids(topics: admin.Topics, names: Iterable[str], timeout_s: float = admin.ADMIN_TIMEOUT_S) -> dict[str, str]:
         found = described(topics, names, timeout_s)

@@ -26,6 +26,20 @@ class KafkaRecord(NamedTuple):
 
 #: A partition, by topic and number.
 Place = tuple[str, int]
+
+
+class SourceStart(NamedTuple):
+    """The first offset to read of a source partition.
+
+    ``topic_id`` is the id of the topic to which the offset belongs, "" if it is not known. ``leader_epoch`` is a leader epoch in which the
+    log reached the offset, -1 if none is known: the records must come from the leader of this epoch or of a later one.
+    """
+
+    offset: int
+    topic_id: str = ""
+    leader_epoch: int = -1
+
+
 #: Returns how long, in seconds, records of a partition are gathered before it is a tail.
 Gather = Callable[[Place], float]
 

@@ -55,6 +55,10 @@ class PartitionLineage:
         """See ``bascule.writer.lineage.check_read``. Raises Unavailable."""
         return run_blocking(check_read(self, leader_epoch, last, offset))
 
+    def leader_epoch(self) -> int:
+        """Return the epoch of the leader, UNKNOWN_EPOCH of a cluster without leader epochs. Raises Unavailable."""
+        return self._offsets.end(ANSWER_S).leader_epoch
+
     def confirms(self, leader_epoch: int, offset: int, timeout_s: float) -> bool:
         """Return whether the leader of this epoch says in time that its log reaches ``offset``. See ``still_leads``."""
         try:

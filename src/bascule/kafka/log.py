@@ -21,7 +21,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.errors import passing, words
 from bascule.kafka.history import READ_AHEAD, TopicHistory, readable_headers, taken_at_once
 from bascule.kafka.retrying import ask_until
-from bascule.kafka.topic_view import CONTEXT, TopicViewLog
+from bascule.kafka.topic_view import TopicViewLog, viewing
 from bascule.threads.lasting import end_process, lasting_thread
 
 log = get_log(__name__)
@@ -226,9 +226,7 @@ class PartitionReader:
     def _client(self) -> Consumer:
         settings = self._settings
         if self._following:
-            contexts = [str(each) for each in (settings.get("debug"),) if each]
-            settings = {**settings, "debug": ",".join([*contexts, CONTEXT])}
-            self._view_log = TopicViewLog(log, debugging=bool(contexts))
+            settings, self._view_log = viewing(settings, log)
         try:
             return clients.consumer(settings, self._view_log)
         except KafkaException as error:
@@ -242,7 +240,7 @@ class PartitionReader:
     @property
     def read_topic_id(self) -> str:
         """Return the id of the topic to which the returned records belong, as the client knows it; "" if this cannot be known."""
-        return "" if self._view_log is None else self._view_log.topic_id
+        return "" if self._view_log is None else self._view_log.topic_id(self._topic)
 
     def renew(self) -> None:
         """Continue to read with a new client. Raises Unavailable if none can be made."""

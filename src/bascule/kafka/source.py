@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bascule.core.errors import Unavailable
-from bascule.core.kafka_records import Gather, KafkaRecord, Place, Taken
+from bascule.core.kafka_records import Gather, KafkaRecord, Place, SourceStart, Taken
+from bascule.core.log import get_log
 from bascule.kafka import clients
+from bascule.kafka.admin import Topics
 from bascule.kafka.consumer import received_of
 from bascule.kafka.errors import passing, words
 from bascule.kafka.history import PROMPT, READ_AHEAD, known_offset, taken_at_once
+from bascule.kafka.topic_view import viewing
+
+log = get_log(__name__)
 
 #: Maximum number of records that are taken from the client at once.
 TAKEN_MAX: Final = 1_000
@@ -48,16 +53,22 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 class KafkaSource:
     """Source partitions, each read from an offset, as an endless iterator. Not thread-safe."""
 
-    def __init__(self, kafka: Mapping[str, Any], start: Mapping[Place, int], *, committed: bool, gather: Gather = lambda _: 0.0) -> None:
-        """``start`` has the first offset to read by topic and partition. ``committed`` leaves out records of aborted transactions.
+    def __init__(
+        self, kafka: Mapping[str, Any], start: Mapping[Place, SourceStart], *, committed: bool, gather: Gather = lambda _: 0.0
+    ) -> None:
+        """``start`` says where each partition is read from. ``committed`` leaves out records of aborted transactions.
 
         ``gather`` is asked how long a partition with few records left is not a tail yet, because more records may come. Raises
         Unavailable if no client can be made.
         """
         isolation = "read_committed" if committed else "read_uncommitted"
         try:
-            self._consumer: Consumer = clients.consumer({**_DEFAULTS, **kafka, **_SETTINGS, "isolation.level": isolation})
-            clients.assign(self._consumer, [TopicPartition(*place, offset) for place, offset in start.items()])
+            settings, self._view = viewing({**_DEFAULTS, **kafka, **_SETTINGS, "isolation.level": isolation}, log)
+            self._consumer: Consumer = clients.consumer(settings, self._view)
+            clients.assign(self._consumer, [TopicPartition(*place, at.offset) for place, at in start.items()])
+            self._start = dict(start)
+            self._kafka = dict(kafka)
+            self._topics: Topics | None = None
             #: Partitions with records that were taken, and with more records to come.
             self._filling: set[Place] = set()
             #: Partitions with few records left, which wait for more because ``gather`` says so.
@@ -99,11 +110,36 @@ class KafkaSource:
             elif not passing(failure):
                 raise Unavailable(f"{place[0]}-{place[1]} cannot be read: {failure.str()}")
         reached = {(record.topic, record.partition): record.offset + 1 for record in records}
+        self._check_read(reached.keys() | self._ends.keys())
         # A partition without a record this time has its announced records held up, or others come first: its transaction must not wait.
         tails = {at for at, end in reached.items() if self._near_end(at, end)} | (self._filling - reached.keys())
         self._filling = (self._filling | reached.keys()) - tails
         self._gathering |= tails
         return Taken(records, self._gathered(), self._lasting_ends())
+
+    def _check_read(self, places: Collection[Place]) -> None:
+        """Raise Unavailable if records or ends of these partitions may come from a recreated topic or from a former leader.
+
+        The client continues at the same offset without an error in both cases. If it does not know which topic it reads, Kafka is asked.
+        """
+        unknown: dict[str, str] = {}
+        for place in places:
+            (topic, _), at = place, self._start[place]
+            first = self._view.first_leader_epoch(place)
+            if first is not None and first < at.leader_epoch:
+                raise Unavailable(f"{topic}-{place[1]} was read from a former leader (leader epoch {first}, expected {at.leader_epoch})")
+            if at.topic_id and (found := self._view.topic_id(topic)) not in ("", at.topic_id):
+                raise _recreated(topic, found, at.topic_id)
+            if at.topic_id and not found:
+                unknown[topic] = at.topic_id
+        if unknown:
+            self._topics = self._topics or Topics(self._kafka)
+            ids = self._topics.ids(unknown)
+            for topic, topic_id in unknown.items():
+                if topic not in ids:
+                    raise Unavailable(f"topic {topic!r} no longer exists")
+                if ids[topic] != topic_id:
+                    raise _recreated(topic, ids[topic], topic_id)
 
     def _patience_s(self) -> float:
         """Return how long the reader waits for a record, in seconds."""
@@ -132,3 +168,7 @@ class KafkaSource:
         """Return whether few records are left, as the last answer of Kafka says."""
         known = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
         return known is None or known[1] - reached < BACKLOG_RECORDS
+
+
+def _recreated(topic: str, found: str, expected: str) -> Unavailable:
+    return Unavailable(f"topic {topic!r} was recreated: its id is {found}, and the positions belong to id {expected}")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bascule.core import crash
 from bascule.core.errors import BadRecord, Denied, InvalidInput, TopicMissing, Unavailable
-from bascule.core.kafka_records import Output
+from bascule.core.kafka_records import Output, SourceStart
+from bascule.core.log import get_log
 from bascule.kafka.admin import Topics
 from bascule.kafka.errors import INVALID_TIMESTAMP
 from bascule.kafka.lineage import ANSWER_S, Lineages, PartitionLineage
@@ -43,6 +44,8 @@ CONFIRM_S = 2.0
 DOUBTS_MAX = 8
 #: A writer has two Kafka clients with half a dozen threads. Writers may use half of the descriptors that the process may open.
 _WRITER_DESCRIPTORS = 20
+
+log = get_log(__name__)
 
 #: Returns the replacement for a record that Kafka refused. Raises the given error if it is not the record's fault.
 Fallback = Callable[[Exception], Output]
@@ -85,6 +88,19 @@ class Targets:
         """Check each topic again at its next use."""
         self._there.clear()
         self._in_use.clear()
+
+
+class NewLeader(Unavailable):
+    """The source has a new leader: records that a former leader returned and that were not carried must be read again."""
+
+
+def read_again(carry: Callable[[], None]) -> None:
+    """Carry from the stored position on, each time the source has a new leader. Raises the other errors of ``carry``."""
+    while True:
+        try:
+            return carry()
+        except NewLeader as error:
+            log.info("reading source again", reason=str(error))
 
 
 class _NotConfirmed(Exception):
@@ -191,7 +207,10 @@ class Carrier:
         self._since_s = time.monotonic()
         self.position = position
         self.begun_at = position.offset
+        # No record has been taken yet, so all come from the leader of this epoch, or from a later one.
         self._begun_epoch = position.leader_epoch
+        if self._begun_epoch == UNKNOWN_EPOCH:
+            self._begun_epoch = self._lineage.leader_epoch()
         self._reached = self.position.offset
         self._last: SeenRecord | None = None
         self.written = 0
@@ -207,6 +226,11 @@ class Carrier:
         self._writer.abandon()
         give_back(self._writer)
 
+    @property
+    def start(self) -> SourceStart:
+        """Return where its source must be read from."""
+        return SourceStart(self.position.offset, self.position.topic_id, self._begun_epoch)
+
     def add(self, output: Output, fallback: Fallback, pipeline: str = "", sent_ms: int = 0) -> None:
         """Add a record of a pipeline, sent at a time since the epoch, to the transaction of the current source record."""
         output = self._placed(output, fallback)
@@ -217,7 +241,13 @@ class Carrier:
         self._tally.add(pipeline, size_bytes, sent_ms)
 
     def reach(self, record: SeenRecord) -> None:
-        """Finish a source record, and commit if the transaction is full."""
+        """Finish a source record, and commit if the transaction is full.
+
+        Raises NewLeader once a position with another leader epoch was written: a former leader may have returned the record, and the
+        check of the next transaction would not show that the log has another one.
+        """
+        if self.position.leader_epoch not in (UNKNOWN_EPOCH, self._begun_epoch):
+            raise self._new_leader()
         self._last = record
         self._tally.taken()
         self._reached = record.offset + 1
@@ -260,10 +290,7 @@ class Carrier:
         if self._last is None or self._reached == self.position.offset:
             return
         # Most often the leader is the same, and is asked while Kafka stores the records and the position.
-        leader_epoch = self.position.leader_epoch
-        if leader_epoch == UNKNOWN_EPOCH:
-            leader_epoch = self._lineage.check_read(leader_epoch, self._last, self._reached)
-        after = replace(self.position, offset=self._reached, leader_epoch=leader_epoch, **self._state())
+        after = replace(self.position, offset=self._reached, leader_epoch=self._begun_epoch, **self._state())
         doubts = 0
         while True:
             try:
@@ -300,7 +327,7 @@ class Carrier:
 
         Raises Unavailable if the source now has other records, if no leader answers, or after too many doubts.
         """
-        leader_epoch = self._lineage.check_read(self.position.leader_epoch, last, self._reached)
+        leader_epoch = self._lineage.check_read(self._begun_epoch, last, self._reached)
         if doubts >= DOUBTS_MAX:
             raise Unavailable(f"{self.position.topic}-{self.position.partition}: no leader has confirmed the records in {doubts} attempts")
         time.sleep(min(FIRST_PAUSE_S * 2 ** (doubts - 1), LONGEST_PAUSE_S))
@@ -310,8 +337,8 @@ class Carrier:
         """Move the position to the end of its source, past transaction markers and aborted records.
 
         Otherwise a retention that deletes these would leave the position before the first offset, as if records had been lost. Raises
-        Unavailable, also if the leader changes meanwhile: the client reports an end once, so the source must be read again. Raises
-        PositionLost if the log has lost records before the position.
+        Unavailable, also if the leader changes meanwhile: the client reports an end once, so the source must be read again (NewLeader).
+        Raises PositionLost if the log has lost records before the position.
         """
         self.commit()
         if end <= self.position.offset:
@@ -321,7 +348,7 @@ class Carrier:
             # A former leader may have reported the end, and the new one may have records before it. The next task begins with its epoch.
             if leader_epoch != self.position.leader_epoch:
                 self._writer.write([], self.position, replace(self.position, leader_epoch=leader_epoch))
-            raise Unavailable(f"{self.position.topic}-{self.position.partition} has a new leader, so it must be read again")
+            raise self._new_leader()
         after = replace(self.position, offset=end, leader_epoch=leader_epoch)
         try:
             changed = self._lineage.check_tail(after) != leader_epoch
@@ -331,6 +358,9 @@ class Carrier:
             raise Unavailable(f"{after.topic}-{after.partition} has a new leader, which may have another end than {end}")
         self._writer.write([], self.position, after)
         self.position, self._reached = after, end
+
+    def _new_leader(self) -> NewLeader:
+        return NewLeader(f"{self.position.topic}-{self.position.partition} has a new leader, so it must be read again")
 
     def _tell(self) -> None:
         """Store the durations of the last transaction, after which none has come."""

@@ -283,7 +283,7 @@ class Driver:
         there = {**self._diverts, **self._defined.diverts}
         members = tuple(there[name] for name in position.members if name in there)
         known = replace(self._known, separate=self._known.separate.union(self._separate, self._defined.diverts))
-        return DivertTask(self.pipelines, self._positions.claim(key, position), members, known)
+        return DivertTask(self.pipelines, self._positions.claim(key, position), members, known, leader_epoch=position.leader_epoch)
 
     def _join_those_near(self) -> None:
         now = time.monotonic()

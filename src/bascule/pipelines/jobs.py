@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from pyspark import SparkContext, TaskContext
 
 from bascule.core.errors import Unavailable
-from bascule.core.kafka_records import Gather, Place, Taken
+from bascule.core.kafka_records import Gather, Place, SourceStart, Taken
 from bascule.kafka.source import KafkaSource
 from bascule.pipelines.failures import FAILURES, crossing, described, error_from_spark
 from bascule.threads.background import in_background
@@ -61,8 +61,8 @@ class ResidentTasks:
         yield from ()
 
     @contextmanager
-    def opened(self, start: Mapping[Place, int], gather: Gather) -> Iterator[Iterator[Taken]]:
-        """Open source partitions at these offsets."""
+    def opened(self, start: Mapping[Place, SourceStart], gather: Gather) -> Iterator[Iterator[Taken]]:
+        """Open source partitions at these starts."""
         with closing(KafkaSource(self.kafka, start, committed=self.committed, gather=gather)) as source:
             yield supervised(source)
 
@@ -81,8 +81,8 @@ class BoundedTask:
         yield from ()
 
     @contextmanager
-    def opened(self, start: Mapping[Place, int], gather: Gather) -> Iterator[Iterator[Taken]]:
-        """Open the source partition at this offset."""
+    def opened(self, start: Mapping[Place, SourceStart], gather: Gather) -> Iterator[Iterator[Taken]]:
+        """Open the source partition at this start."""
         with closing(KafkaSource(self.kafka, start, committed=False, gather=gather)) as source:
             yield bounded(supervised(source), self.end)
 

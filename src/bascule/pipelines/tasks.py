@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bascule.core import crash
 from bascule.core.errors import BadRecord, BasculeError, InvalidInput, Scope, Unavailable
-from bascule.core.kafka_records import Gather, KafkaRecord, Place, Taken
+from bascule.core.kafka_records import Gather, KafkaRecord, Place, SourceStart, Taken
 from bascule.journal.errors import ForeignRecord
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_send, entries
-from bascule.pipelines.carry import Carrier, allow_writers, held_position
+from bascule.pipelines.carry import Carrier, NewLeader, allow_writers, held_position, read_again
 from bascule.pipelines.divert import (
     DivertEngine,
     DivertFilter,
@@ -55,8 +55,8 @@ _JOURNAL_COLUMNS = ("offset", "key", "value")
 #: Where a message row has its place in the journal.
 _OFFSET, _INDEX = 1, 4
 
-#: Opens source partitions, each at an offset, with how long its records are gathered. Iterating over them ends only in tests.
-OpenSource = Callable[[Mapping[Place, int], Gather], AbstractContextManager[Iterable[Taken]]]
+#: Opens source partitions, each at its start, with how long its records are gathered. Iterating over them ends only in tests.
+OpenSource = Callable[[Mapping[Place, SourceStart], Gather], AbstractContextManager[Iterable[Taken]]]
 
 
 def rest_at_tail(taken: Taken, carrier: Carrier) -> None:
@@ -141,7 +141,9 @@ class DivertTask:
     on which a transformation failed, by divert, and why. Messages of exclusive diverts that are not configured are dead-lettered by the
     position that answers for them: the divert's own position if it has one, otherwise the common position (``known``). ``made_bytes_max``
     limits the size of transformed rows; it is None for a single journal record, which is never split. A batch whose rows begin at the
-    offset ``start`` is refused if the position is before it: it would skip the records between them.
+    offset ``start`` is refused if the position is before it: it would skip the records between them. If Spark reads batch after
+    batch, ``leader_epoch`` is the epoch that the position had before the first batch. A batch is refused once the position has another
+    epoch, because Spark may hold records of a former leader.
     """
 
     pipelines: PipelinesSpec
@@ -151,17 +153,20 @@ class DivertTask:
     failed: dict[tuple[str, int, int], str] = field(default_factory=dict)
     made_bytes_max: int | None = MADE_BYTES_MAX
     start: int = 0
+    leader_epoch: int | None = None
 
     def __call__(self, batches: Batches) -> Batches:
         """Carry the rows of one batch in order.
 
-        Raises, before anything is written, BatchTooLarge, and Unavailable if it would skip records. Raises ForeignRow.
+        Raises, before anything is written, BatchTooLarge, NewLeader, and Unavailable if it would skip records. Raises ForeignRow.
         """
         import pyarrow as pa
 
         position = held_position(self.pipelines, self.claim)
         if position.offset < self.start:
             raise Unavailable(f"the batch begins at offset {self.start}, and the position was moved back to {position.offset}")
+        if self.leader_epoch not in (None, position.leader_epoch):
+            raise NewLeader(f"{position.topic}-{position.partition} has a new leader, so the query must read the records again")
         reader, engine = self.reader(position), self.engine()
         made: Made = {}
         transformed = partial(transformed_of, made, self.failed) if any(divert.transformed for divert in self.diverts) else None
@@ -188,11 +193,14 @@ class DivertTask:
 
     def run(self, open_source: OpenSource) -> None:
         """Carry the records of the journal from the position on. A transaction ends where no further record is there, or at its limits."""
+        read_again(partial(self._carry, open_source))
+
+    def _carry(self, open_source: OpenSource) -> None:
         position = held_position(self.pipelines, self.claim)
         reader, engine, place = self.reader(position), self.engine(), (self.claim.topic, self.claim.partition)
         with (
             Carrier(self.pipelines, self.claim, position, reader.state) as carrier,
-            open_source({place: position.offset}, lambda _: carrier.gathers_s()) as source,
+            open_source({place: carrier.start}, lambda _: carrier.gathers_s()) as source,
         ):
             for taken in source:
                 for record in taken.records:
@@ -358,17 +366,20 @@ class IngressTask:
 
     def run(self, open_source: OpenSource) -> None:
         """Carry the records of each source partition from its position on."""
+        allow_writers(len(self.claims))
+        read_again(partial(self._carry, open_source))
+
+    def _carry(self, open_source: OpenSource) -> None:
         pipelines = self.pipelines
         engine = IngressEngine(
             self.ingress, pipelines.bridge_id, pipelines.topics.ingress, _dead_letter_topic(pipelines), pipelines.message_bytes_max
         )
-        allow_writers(len(self.claims))
         with ExitStack() as opened:
             carriers = {
                 (claim.topic, claim.partition): opened.enter_context(Carrier(pipelines, claim, held_position(pipelines, claim)))
                 for claim in self.claims
             }
-            starts = {place: carrier.position.offset for place, carrier in carriers.items()}
+            starts = {place: carrier.start for place, carrier in carriers.items()}
             source = opened.enter_context(open_source(starts, lambda place: carriers[place].gathers_s()))
             for taken in source:
                 for record in taken.records:

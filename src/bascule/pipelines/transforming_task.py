@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from bascule.core.kafka_records import KafkaRecord, Place, Taken
-from bascule.pipelines.carry import Carrier, held_position
+from bascule.pipelines.carry import Carrier, held_position, read_again
 from bascule.pipelines.divert import JournalReader, WantedMessage
 from bascule.pipelines.exchange import AskedMessage, MadeRow, NotTransformed, Transformer
 from bascule.pipelines.jobs import spark_watch
@@ -130,16 +130,19 @@ class TransformingTask:
 
     def run(self, open_source: OpenSource) -> None:
         """Carry the records of the journal from the position on. Raises NotTransformed with the records that need another way."""
+        names = [divert.name for divert in self.task.diverts if divert.transformed]
+        with Transformer(self.path, names, spark_watch()) as transformer:
+            read_again(partial(self._carry, open_source, transformer))
+
+    def _carry(self, open_source: OpenSource, transformer: Transformer) -> None:
         task = self.task
         position = held_position(task.pipelines, task.claim)
         reader, engine, place = task.reader(position), task.engine(), (task.claim.topic, task.claim.partition)
         state, limit, further = reader.state(), BatchLimit(self.first), FurtherRecords()
-        names = [divert.name for divert in task.diverts if divert.transformed]
         with (
-            Transformer(self.path, names, spark_watch()) as transformer,
             # The reader is ahead of what is carried: the position gets the state as of the last record that was carried.
             Carrier(task.pipelines, task.claim, position, lambda: state) as carrier,
-            open_source({place: position.offset}, further.gathers_s) as source,
+            open_source({place: carrier.start}, further.gathers_s) as source,
         ):
             for taken in source:
                 asked: Collection[str] = ()

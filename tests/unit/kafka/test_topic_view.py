@@ -54,11 +54,11 @@ def test_id_of_the_topic_is_known_once_the_client_has_learnt_it_and_fetches_by_i
 
     def learn(found: str) -> str:
         log.log(10, "%s %s", "METADATA", f"[thrd:main]: Topic a b changed id from {'A' * 22} to {found}")
-        return log.topic_id
+        return log.topic_id("a b")
 
     assert learn("D4PxC30KRd2y06kNRaCD+Q") == "", "no fetch has used it"
     hear(log, "FetchResponse", 16)
-    assert log.topic_id == "D4PxC30KRd2y06kNRaCD+Q"
+    assert log.topic_id("a b") == "D4PxC30KRd2y06kNRaCD+Q"
     assert learn("E4PxC30KRd2y06kNRaCD+Q") == "E4PxC30KRd2y06kNRaCD+Q"
     assert learn("A" * 22) == ""
     hear(log, "FetchResponse", 12)
@@ -70,3 +70,20 @@ def test_debug_lines_are_logged_only_for_a_user_who_wants_them(debugging: bool, 
     caplog.set_level("DEBUG")
     hear(TopicViewLog(get_log("test"), debugging=debugging), "FetchResponse", 16)
     assert bool(caplog.records) == debugging
+
+
+def test_ids_of_several_topics_are_known_by_topic() -> None:
+    log = TopicViewLog(get_log("test"))
+    hear(log, "FetchResponse", 16)
+    for topic, found in (("a", "D4PxC30KRd2y06kNRaCD+Q"), ("b", "rqzvyl2vR1mcpkoC-BSZ6A")):
+        log.log(10, "%s %s", "METADATA", f"[thrd:main]: Topic {topic} changed id from {'A' * 22} to {found}")
+    assert (log.topic_id("a"), log.topic_id("b"), log.topic_id("c")) == ("D4PxC30KRd2y06kNRaCD+Q", "rqzvyl2vR1mcpkoC-BSZ6A", "")
+
+
+def test_epoch_of_the_first_leader_of_a_partition_stays_known() -> None:
+    log = TopicViewLog(get_log("test"))
+    assert log.first_leader_epoch(("a", 1)) is None
+    for before, after in (("leader -1 epoch -1", "leader 1 epoch 4"), ("leader 1 epoch 4", "leader 2 epoch 5")):
+        log.log(10, "%s %s", "BROKER", f"[thrd:main]: a [1]: {before} -> {after}")
+    assert log.first_leader_epoch(("a", 1)) == 4
+    assert log.first_leader_epoch(("a", 0)) is None

@@ -83,6 +83,9 @@ class Lineage:
     def check_read(self, leader_epoch: int, *_: object) -> int:
         return leader_epoch
 
+    def leader_epoch(self) -> int:
+        return START.leader_epoch
+
     def confirms(self, *_: object) -> bool:
         return True
 

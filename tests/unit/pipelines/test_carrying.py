@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +18,14 @@ from bascule.journal.records import Kind, Op, decode_send, entries
 from bascule.kafka.admin import Topics
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines import carry
-from bascule.pipelines.carry import Carrier, Targets, held_position
+from bascule.pipelines.carry import Carrier, NewLeader, Targets, held_position
 from bascule.pipelines.divert import journal_header
 from bascule.pipelines.spec import EARLIEST, DivertSpec, IngressSpec, PipelinesSpec, StartPosition, TransactionLimits
 from bascule.pipelines.tasks import DATA_KEY, DivertTask, IngressTask, KnownDiverts, OpenSource, RowsTask, UnknownDivert
 from bascule.writer.claims import Claim
 from bascule.writer.lineage import SeenRecord
 from bascule.writer.position import COMMON, Position, PositionLost, PositionTaken, position_key
-from tests.scenarios.sparkless import Bridge, workers_end
+from tests.scenarios.sparkless import Bridge, Rows, workers_end
 from tests.support.mock_cluster import MockCluster
 from tests.unit.pipelines.test_carry import Lineage
 
@@ -325,3 +325,18 @@ def test_transformation_receives_only_messages_of_data_records(bridge: Bridge) -
     rows.append({"offset": 3, "key": DATA_KEY, "value": b"foreign"})
     given = RowsTask(DivertSpec("x", "#"))(iter([pa.RecordBatch.from_pylist(rows)]))
     assert [row["text"] for batch in given for row in batch.to_pylist()] == ["1"]
+
+
+def test_batch_that_spark_may_have_read_from_a_former_leader_is_refused(bridge: Bridge) -> None:
+    bridge.journal.start_epoch()
+    bridge.send("1")
+    bridge.positions.prepare_topics()
+    key, topic = bridge.positions.common_key, bridge.pipelines.topics.journal
+    position = Position(topic, bridge.topics.id(topic), 0, 0, epoch=-1, sequence=0, members=("x",), owner="me", leader_epoch=4)
+    with closing(bridge.positions.writer(key)) as writer:
+        writer.write([], writer.current(), position)
+    task = DivertTask(bridge.pipelines, bridge.positions.claim(key, position), (bridge.divert("x"),), leader_epoch=3)
+    with pytest.raises(NewLeader, match="has a new leader, so the query must read the records again"):
+        Rows(bridge.pipelines, 0).run(task, 2)
+    assert bridge.stored()[key] == position
+    workers_end()

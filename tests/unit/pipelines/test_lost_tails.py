@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import pytest
 
 from bascule.core.errors import Unavailable
+from bascule.core.kafka_records import Gather, KafkaRecord, Place, SourceStart, Taken
 from bascule.core.topics import JournalTopics
+from bascule.jms.message import decode_message
+from bascule.journal.records import Op, decode_send, entries
 from bascule.kafka.lineage import PartitionLineage
 from bascule.pipelines import carry
-from bascule.pipelines.carry import Carrier, held_position
+from bascule.pipelines.carry import Carrier, NewLeader, held_position
 from bascule.pipelines.positions import Positions
-from bascule.pipelines.spec import EARLIEST, PipelinesSpec, StartPosition
+from bascule.pipelines.spec import EARLIEST, IngressSpec, PipelinesSpec, StartPosition
+from bascule.pipelines.tasks import IngressTask
 from bascule.writer.lineage import SeenRecord
-from bascule.writer.position import INGRESS, Position, PositionLost, position_key
+from bascule.writer.position import INGRESS, UNKNOWN_EPOCH, Position, PositionLost, position_key
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
+from tests.support.kafka_in_memory.state import readable
 from tests.unit.kafka.in_memory import kafka
 
 __all__ = ["kafka"]  # imported fixtures
@@ -149,3 +156,63 @@ def test_position_without_leader_epoch_is_kept_when_topic_reaches_it(source: Sou
     assert lineage.check_tail(Position(TOPIC, "id", 0, 10)) == 0
     with pytest.raises(PositionLost):
         lineage.check_tail(Position(TOPIC, "id", 0, 11), timeout_s=0.0)
+
+
+def record_at(source: Source, offset: int) -> KafkaRecord:
+    found = source.kafka.partition(TOPIC).records[offset]
+    return KafkaRecord(TOPIC, 0, offset, found.key, found.value, (), found.timestamp_ms)
+
+
+def written(source: Source) -> list[str]:
+    """Return the texts of the messages for the broker, without those of aborted transactions."""
+    ingress = source.kafka.partition(source.pipelines.topics.ingress)
+    values = [each.value or b"" for offset, each in ingress.records.items() if readable(ingress, offset, each, committed=True)]
+    sends = [decode_send(value, start, end) for value in values for op, start, end in entries(value) if op == Op.SEND]
+    return [str(decode_message(send.body).body) for send in sends]
+
+
+def test_records_that_a_former_leader_returned_are_not_carried_once_the_position_names_the_new_leader(source: Source) -> None:
+    """The last record of a transaction shows that the log has the records before it, and nothing about those behind it."""
+    position = source.take()
+    claim = Positions(source.pipelines, "").claim(KEY, position)
+    read = [record_at(source, offset) for offset in range(10)]
+    with Carrier(source.pipelines, claim, held_position(source.pipelines, claim)) as carrier:
+
+        def carry_up_to(end: int) -> None:
+            for record in read[carrier.position.offset : end]:
+                carrier.reach(SeenRecord(record.offset, record.key, record.value, record.timestamp_ms))
+            carrier.commit()
+
+        carry_up_to(3)
+        source.kafka.partition(TOPIC).new_leader(6)
+        source.put(20)
+        carry_up_to(5)
+        with pytest.raises(NewLeader, match=f"{TOPIC}-0 has a new leader, so it must be read again"):
+            carry_up_to(10)
+    assert (source.stored().offset, source.stored().leader_epoch) == (5, 1)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["known epoch", "position without epoch"])
+def test_task_reads_again_what_a_former_leader_returned_and_carries_what_the_new_leader_has(source: Source, *, old: bool) -> None:
+    position = source.take()
+    if old:  # of an earlier release, or of a restored backup
+        Positions(source.pipelines, "driver").move(KEY, position, position := replace(position, leader_epoch=UNKNOWN_EPOCH), {})
+    claim = Positions(source.pipelines, "").claim(KEY, position)
+    starts: list[SourceStart] = []
+
+    def taken(start: int) -> Iterator[Taken]:
+        read = [record_at(source, offset) for offset in range(start, source.kafka.partition(TOPIC).end)]
+        for number, end in enumerate((3, 5, len(read))):
+            if number == 1 and len(starts) == 1:
+                source.kafka.partition(TOPIC).new_leader(6)
+                source.put(20)
+            yield Taken([record for record in read[:end] if record.offset >= start + (0, 3, 5)[number]], [(TOPIC, 0)])
+
+    def opened(start: Mapping[Place, SourceStart], _gather: Gather) -> AbstractContextManager[Iterator[Taken]]:
+        starts.append(start[TOPIC, 0])
+        return nullcontext(taken(start[TOPIC, 0].offset))
+
+    IngressTask(source.pipelines, (claim,), IngressSpec("in", "queue", (TOPIC,), body="text")).run(opened)
+    assert starts == [SourceStart(0, position.topic_id, 0), SourceStart(5, position.topic_id, 1)]
+    assert (source.stored().offset, source.stored().leader_epoch) == (26, 1)
+    assert written(source) == [str(number) for number in (*range(6), *range(20))]

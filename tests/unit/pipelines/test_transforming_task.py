@@ -9,16 +9,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from bascule.core.errors import Unavailable
-from bascule.core.kafka_records import Gather, KafkaRecord, Output, Place, Taken
+from bascule.core.kafka_records import Gather, KafkaRecord, Output, Place, SourceStart, Taken
 from bascule.jms.message import decode_message
 from bascule.kafka.transactional import TransactionalWriter
-from bascule.pipelines import exchange, transforming_task
+from bascule.pipelines import carry, exchange, transforming_task
 from bascule.pipelines.exchange import AskedMessage, MadeRow, NotTransformed, Transformer, answer, asked_messages
 from bascule.pipelines.spec import DivertSpec, StartPosition, TransactionLimits
 from bascule.pipelines.tasks import DivertTask, ForeignRow
@@ -122,10 +123,10 @@ class Case:
         threads: list[threading.Thread] = []
 
         @contextmanager
-        def opened(start: Mapping[Place, int], _gather: Gather) -> Iterator[Iterator[Taken]]:
+        def opened(start: Mapping[Place, SourceStart], _gather: Gather) -> Iterator[Iterator[Taken]]:
             threads.append(wait_for_messages(self.path, "upper", transform))
-            ((place, offset),) = start.items()
-            yield iter([Taken(self.records(offset), [place] if self.at_tail else [])])
+            ((place, at),) = start.items()
+            yield iter([Taken(self.records(at.offset), [place] if self.at_tail else [])])
 
         try:
             TransformingTask(task, self.path, first).run(opened)
@@ -342,7 +343,7 @@ def test_batch_is_committed_though_records_that_ask_nothing_of_a_transformation_
     committed_after: list[int] = []
 
     @contextmanager
-    def opened(_start: Mapping[Place, int], _gather: Gather) -> Iterator[Iterator[Taken]]:
+    def opened(_start: Mapping[Place, SourceStart], _gather: Gather) -> Iterator[Iterator[Taken]]:
         threads.append(wait_for_messages(case.path, "upper", upper))
 
         def without_a_tail() -> Iterator[Taken]:
@@ -466,3 +467,26 @@ SCHEMA = pa.schema(
         ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.map_(pa.string(), pa.string())),
     ]
 )  # fmt: skip
+
+
+def test_records_that_a_former_leader_returned_are_read_and_transformed_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.bridge.send("1", "2", "3")
+    # The leader changes before the first transaction, and has the records that were read until then.
+    changed = SimpleNamespace(leader_epoch=lambda: 0, confirms=lambda leader_epoch, *_: leader_epoch == 1, check_read=lambda *_: 1)
+    monkeypatch.setattr(carry, "lineage_of", lambda *_: changed)
+    starts: list[SourceStart] = []
+    threads: list[threading.Thread] = []
+
+    @contextmanager
+    def opened(start: Mapping[Place, SourceStart], _gather: Gather) -> Iterator[Iterator[Taken]]:
+        if not starts:
+            threads.append(wait_for_messages(case.path, "upper", upper))
+        ((place, at),) = start.items()
+        starts.append(at)
+        yield iter([Taken([record], [place]) for record in case.records(at.offset)])
+
+    TransformingTask(case.task(), case.path).run(opened)
+    for thread in threads:
+        thread.join()
+    assert [(at.offset, at.leader_epoch) for at in starts] == [(0, 0), (2, 1)]
+    assert case.carried == (["1", "2", "3"], ["1", "2", "3"])
