@@ -9,22 +9,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from bascule.core.topics import JournalTopics
 from bascule.embedded.cluster import ClusterNode, EmbeddedCluster
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
+from bascule.kafka.bounds import Bounds, bounds_of
 from bascule.kafka.guards import TRANSACTION_STATE, TopicRole, UnsafeTopic, guard, guard_transactions
-from bascule.kafka.history import TopicHistory
+from bascule.kafka.history import PartitionOffsets, TopicHistory, offsets_client
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import PipelinesSpec
 from bascule.writer.position import POSITION_PARTITIONS
 from tests.scenarios.changed_topics import Hand, make_transactions, refused, set_topic
 from tests.scenarios.cluster_load import CONFIG, NODE_S, Load, storm
-from tests.support.system import Late, System, wait_for
+from tests.support.system import Late, System, paused, wait_for
 
 PREFIX = "cluster"
 STILL_S = 2.0
+#: Less than the time after which a client gives up a connection without an answer (socket.timeout.ms, 60 s by default).
+ANSWER_S = 45.0
 #: Marks the reason in the broker's log why a topic is unsafe.
 WARNED = "weak topic setting"
 
@@ -116,6 +120,22 @@ def test_guards_report_unsafe_and_weak_replication_settings_in_a_cluster(
             f"topic '{topic_prefix}-one.journal' has replication factor=1: the loss of one disk loses all records; set 3"
             in system.broker.said()
         )
+
+
+def test_offsets_come_from_the_new_leader_while_the_former_one_is_suspended(cluster: EmbeddedCluster, topic_prefix: str) -> None:
+    """A suspended node accepts a request and never answers it."""
+    kafka, topic = {"bootstrap.servers": cluster.bootstrap}, f"{topic_prefix}.ends"
+    topics, admin = Topics(kafka), offsets_client(kafka)
+    topics.create(topic, 1, {}, replication_factor=3)
+    topics.await_visible([topic])
+    offsets = PartitionOffsets(kafka, [TopicPartition(topic, 0)], admin)
+    assert offsets.end(ANSWER_S).offset == 0
+    former = cluster.nodes[admin.list_topics(topic, timeout=ANSWER_S).topics[topic].partitions[0].leader - 1]
+    assert former.pid
+    with paused(former.pid):
+        assert offsets.end(ANSWER_S).offset == 0
+        assert bounds_of(kafka, [(topic, 0)], ANSWER_S) == {(topic, 0): Bounds(0, 0)}
+        assert topics.config(topic, ANSWER_S)["cleanup.policy"] == "delete"
 
 
 def test_kill_of_leader_and_controller_lose_and_double_no_message(load: Load, cluster: EmbeddedCluster) -> None:

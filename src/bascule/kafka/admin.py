@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (
@@ -26,13 +26,13 @@ from bascule.core.errors import BasculeError, Denied, InvalidInput, Unavailable
 from bascule.kafka import clients
 from bascule.kafka.errors import Verdict, passing, verdict_of, words
 from bascule.kafka.history import PROMPT
-from bascule.kafka.retrying import ask_until
+from bascule.kafka.retrying import FIRST_ANSWER_S, ask_in_tries, ask_until
+
+T = TypeVar("T")
 
 ADMIN_TIMEOUT_S = 30.0
 #: A running Kafka answers in milliseconds, a starting one in seconds.
 REACH_TIMEOUT_S = 10.0
-#: How long a request waits for a controller that was known, in seconds, before the client looks for the controller.
-KNOWN_TIMEOUT_S = 1.0
 #: Kafka's brokers learn of a new topic after some milliseconds.
 VISIBLE_PAUSE_S = 0.02
 #: A Kafka node lists a topic after it has created the logs of all earlier topics, which takes a minute on a busy machine.
@@ -106,15 +106,15 @@ class Topics:
         deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
         try:
             # One of several nodes may not know a topic yet that was just created.
-            return ask_until(deadline_s, lambda: self._facts(names, deadline_s))
+            return ask_in_tries(deadline_s, lambda answer_s: self._facts(names, answer_s))
         except KafkaException as error:
             raise Unavailable(f"Kafka does not describe Bascule's topics: {words(error)}") from error
 
-    def _facts(self, names: list[str], deadline_s: float) -> dict[str, Facts]:
-        cluster = self._listed(deadline_s)
+    def _facts(self, names: list[str], timeout_s: float) -> dict[str, Facts]:
+        cluster = self._listed(time.monotonic() + timeout_s)
         there = {name: cluster.topics[name].partitions for name in names if name in cluster.topics}
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in there]
-        answers = self._admin.describe_configs(asked, request_timeout=ADMIN_TIMEOUT_S) if asked else {}
+        answers = self._admin.describe_configs(asked, request_timeout=timeout_s) if asked else {}
         settings = {each.name: {name: str(entry.value) for name, entry in future.result().items()} for each, future in answers.items()}
         return {
             name: Facts(settings[name], len(partitions), min(len(each.replicas) for each in partitions.values()), len(cluster.brokers))
@@ -143,6 +143,23 @@ class Topics:
             raise Unavailable(f"Kafka does not answer at {self._bootstrap}: {words(error)}") from error
         return self._admin
 
+    def _ask_controller(self, timeout_s: float, ask: Callable[[float], T]) -> T:
+        """Return the result of ``ask``, which gets the timeout of its request. Each further request is sent to the controller of then.
+
+        Raises Unavailable if Kafka does not answer at all, KafkaException.
+        """
+        deadline_s, found = time.monotonic() + timeout_s, True
+        self._with_controller(timeout_s)
+
+        def attempt(answer_s: float) -> T:
+            nonlocal found
+            if not found:
+                self._listed(time.monotonic() + answer_s)
+            found = False
+            return ask(answer_s)
+
+        return ask_in_tries(deadline_s, attempt)
+
     def id(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> str:
         """Return the id of a topic. Raises Unavailable, also if the topic does not exist."""
         found = self.ids([topic], timeout_s)
@@ -159,16 +176,14 @@ class Topics:
         names = list(topics)
         if not names:
             return {}
-        deadline_s = time.monotonic() + timeout_s
         if self._controller_known:
             self._controller_known = False
             with suppress(KafkaException):  # the controller may have gone: look for it
-                found = self._ids(names, min(timeout_s, KNOWN_TIMEOUT_S))
+                found = self._ids(names, min(timeout_s, FIRST_ANSWER_S))
                 self._controller_known = True
                 return found
-        self._with_controller(timeout_s)
         try:
-            found = ask_until(deadline_s, lambda: self._ids(names, timeout_s))
+            found = self._ask_controller(timeout_s, partial(self._ids, names))
         except KafkaException as error:
             raise Unavailable(f"topics {', '.join(names)}: {words(error)}") from error
         self._controller_known = True
@@ -211,10 +226,10 @@ class Topics:
 
     def check_writable(self, topic: str) -> None:
         """Raise Denied if this client may not write to a topic: in a transaction, Kafka would not name the topic. Raises Unavailable."""
-        asked, admin = TopicCollection([topic]), self._with_controller(ADMIN_TIMEOUT_S)
+        asked = TopicCollection([topic])
 
-        def ask() -> list[AclOperation] | None:
-            described = admin.describe_topics(asked, include_authorized_operations=True, request_timeout=ADMIN_TIMEOUT_S)
+        def ask(timeout_s: float) -> list[AclOperation] | None:
+            described = self._admin.describe_topics(asked, include_authorized_operations=True, request_timeout=timeout_s)
             try:
                 found: list[AclOperation] | None = described[topic].result().authorized_operations
             except KafkaException as error:
@@ -224,7 +239,7 @@ class Topics:
             return found
 
         try:
-            allowed = ask_until(time.monotonic() + ADMIN_TIMEOUT_S, ask)
+            allowed = self._ask_controller(ADMIN_TIMEOUT_S, ask)
         except KafkaException as error:
             if verdict_of(error.args[0]) is Verdict.DENIED:
                 raise Denied(topic, f"may not be described: {words(error)}") from error
@@ -285,11 +300,10 @@ class Topics:
         return {name: str(entry.value) for name, entry in self._described(topic, timeout_s).items()}
 
     def _described(self, topic: str, timeout_s: float) -> Mapping[str, ConfigEntry]:
-        deadline_s = time.monotonic() + timeout_s
-        resource, admin = ConfigResource(ResourceType.TOPIC, topic), self._with_controller(timeout_s)
+        resource = ConfigResource(ResourceType.TOPIC, topic)
         try:
-            found: Mapping[str, ConfigEntry] = ask_until(
-                deadline_s, lambda: admin.describe_configs([resource], request_timeout=timeout_s)[resource].result()
+            found: Mapping[str, ConfigEntry] = self._ask_controller(
+                timeout_s, lambda answer_s: self._admin.describe_configs([resource], request_timeout=answer_s)[resource].result()
             )
         except KafkaException as error:
             raise Unavailable(f"topic {topic!r} cannot be described: {words(error)}") from error

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from bascule.core.errors import Unavailable
 from bascule.kafka.errors import words
 from bascule.kafka.history import offsets_client
-from bascule.kafka.retrying import ask_until
+from bascule.kafka.retrying import ask_in_tries
 
 #: Topic and partition.
 Place = tuple[str, int]
@@ -21,8 +21,6 @@ Place = tuple[str, int]
 _HIDDEN: Final = frozenset({
     KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.TOPIC_AUTHORIZATION_FAILED,
 })  # fmt: skip
-#: Minimum timeout of a request at the end of the available time, in seconds.
-_LEAST_ANSWER_S: Final = 0.1
 
 
 class Bounds(NamedTuple):
@@ -79,25 +77,25 @@ class _Offsets:
         # failure, the client would ask the former leaders.
         look = set() if self._looked else {next(iter(left))[0]}
 
-        def ask() -> None:
+        def ask(timeout_s: float) -> None:
             nonlocal look
             for topic in look:
-                self._admin.list_topics(topic, timeout=self._left_s())
+                self._admin.list_topics(topic, timeout=timeout_s)
             self._looked, look = True, {topic for topic, _ in left}
-            failure = self._ask_once(left, spec, found)
+            failure = self._ask_once(left, spec, found, timeout_s)
             if failure is not None:
                 raise failure
 
         try:
-            ask_until(self._deadline_s, ask)
+            ask_in_tries(self._deadline_s, ask)
         except KafkaException as error:
             raise Unavailable(f"the offsets of partitions cannot be read: {words(error)}") from error
         return found
 
-    def _ask_once(self, left: set[Place], spec: OffsetSpec, found: dict[Place, int]) -> KafkaException | None:
+    def _ask_once(self, left: set[Place], spec: OffsetSpec, found: dict[Place, int], timeout_s: float) -> KafkaException | None:
         """Move partitions from ``left`` to ``found`` as Kafka answers. Return an error of those that remain. Raises KafkaException."""
         failure = None
-        asked = self._admin.list_offsets({TopicPartition(*place): spec for place in left}, request_timeout=self._left_s())
+        asked = self._admin.list_offsets({TopicPartition(*place): spec for place in left}, request_timeout=timeout_s)
         for at, future in asked.items():
             place = at.topic, at.partition
             try:
@@ -114,6 +112,3 @@ class _Offsets:
                 found[place] = offset
             left.discard(place)
         return failure
-
-    def _left_s(self) -> float:
-        return max(_LEAST_ANSWER_S, self._deadline_s - time.monotonic())

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 from bascule.core.errors import Unavailable
 from bascule.kafka import clients
 from bascule.kafka.errors import passing, words
-from bascule.kafka.retrying import ask_until
+from bascule.kafka.retrying import LEAST_ANSWER_S, ask_in_tries, ask_until
 from bascule.threads.background import in_background
 from bascule.writer.lineage import LogEnd
 from bascule.writer.position import UNKNOWN_EPOCH
@@ -33,8 +33,6 @@ READ_AHEAD: Mapping[str, Any] = {"queued.max.messages.kbytes": 16 * 1024, "fetch
 #: For a client that is used as soon as it is created: half of it is the pause between its first two connections (default: 100). Not for
 #: consumers: with it, read_committed readers repeatedly stalled for a second (a test of 9 s took 28).
 PROMPT: Mapping[str, Any] = {"reconnect.backoff.ms": 10}
-#: Minimum timeout of a request at the end of the available time, in seconds.
-_LEAST_ANSWER_S = 0.1
 _ANSWER_S = 0.01  # between two checks for the answer to a commit
 
 
@@ -61,19 +59,18 @@ class PartitionOffsets:
         deadline_s = time.monotonic() + timeout_s
         try:
             # A new topic, or a leader that moves, refuses requests for a moment.
-            return ask_until(deadline_s, partial(self._ask_once, spec, deadline_s, isolation))
+            return ask_in_tries(deadline_s, partial(self._ask_once, spec, isolation))
         except KafkaException as error:
             raise Unavailable(f"the offsets of {self._at[0].topic} cannot be read: {error.args[0].str()}") from error
 
-    def _ask_once(self, spec: OffsetSpec, deadline_s: float, isolation: IsolationLevel) -> dict[int, ListOffsetsResultInfo]:
+    def _ask_once(self, spec: OffsetSpec, isolation: IsolationLevel, timeout_s: float) -> dict[int, ListOffsetsResultInfo]:
         """Ask once. Raises KafkaException."""
-        left_s = max(_LEAST_ANSWER_S, deadline_s - time.monotonic())
         if not self._looked:
             # A new client replaces its first connection at once; a request in flight would be repeated after one or three seconds. After a
             # failure, the client continues to use the leader epoch of its last lookup for minutes.
-            self._admin.list_topics(self._at[0].topic, timeout=left_s)
+            self._admin.list_topics(self._at[0].topic, timeout=timeout_s)
         self._looked = False
-        asked = self._admin.list_offsets(dict.fromkeys(self._at, spec), isolation_level=isolation, request_timeout=left_s)
+        asked = self._admin.list_offsets(dict.fromkeys(self._at, spec), isolation_level=isolation, request_timeout=timeout_s)
         found = {each.partition: future.result() for each, future in asked.items()}
         # The client returns this offset like an answer if the connection broke before the answer.
         if any(each.offset == OFFSET_INVALID for each in found.values()):
@@ -294,11 +291,11 @@ class StableEnds:
         deadline_s = time.monotonic() + timeout_s
         try:
             for topic in self._to_find.intersection(topic for topic, _ in places):
-                self._admin.list_topics(topic, timeout=max(_LEAST_ANSWER_S, deadline_s - time.monotonic()))
+                self._admin.list_topics(topic, timeout=max(LEAST_ANSWER_S, deadline_s - time.monotonic()))
             asked = self._admin.list_offsets(
                 {TopicPartition(*place): OffsetSpec.latest() for place in places},
                 isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=max(_LEAST_ANSWER_S, deadline_s - time.monotonic()),
+                request_timeout=max(LEAST_ANSWER_S, deadline_s - time.monotonic()),
             )
         except KafkaException as error:
             raise Unavailable(f"the offsets of partitions cannot be read: {error.args[0].str()}") from error

@@ -15,6 +15,11 @@ T = TypeVar("T")
 #: A leader or coordinator that moves is found again within milliseconds; a node that starts takes seconds.
 FIRST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.5
+#: Timeout of the first request, in seconds. A healthy node answers within milliseconds. A request to a node that is down or frozen waits
+#: until it times out although the partition has a new leader, and an admin client of librdkafka 2.16 uses up to 0.8 processors meanwhile.
+FIRST_ANSWER_S: Final = 1.0
+#: Least timeout of a request at the end of the available time, in seconds.
+LEAST_ANSWER_S: Final = 0.1
 
 
 def ask_until(deadline_s: float, ask: Callable[[], T]) -> T:
@@ -31,3 +36,19 @@ def ask_until(deadline_s: float, ask: Callable[[], T]) -> T:
                 raise
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def ask_in_tries(deadline_s: float, ask: Callable[[float], T]) -> T:
+    """Return the result of ``ask``, which gets the timeout of its request in seconds. Retry as ``ask_until`` does.
+
+    The timeout doubles with each request, so that a slow cluster can answer too. Raises KafkaException.
+    """
+    answer_s = FIRST_ANSWER_S
+
+    def attempt() -> T:
+        nonlocal answer_s
+        timeout_s = max(LEAST_ANSWER_S, min(answer_s, deadline_s - time.monotonic()))
+        answer_s *= 2
+        return ask(timeout_s)
+
+    return ask_until(deadline_s, attempt)

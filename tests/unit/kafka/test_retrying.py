@@ -1,0 +1,57 @@
+"""Requests to Kafka that are retried until a deadline."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from bascule.kafka.retrying import FIRST_ANSWER_S, LEAST_ANSWER_S, ask_in_tries
+
+FAR_S = 1_000.0
+
+
+def test_each_further_request_may_take_twice_as_long() -> None:
+    timeouts_s: list[float] = []
+
+    def ask(timeout_s: float) -> str:
+        timeouts_s.append(timeout_s)
+        if len(timeouts_s) < 4:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return "answer"
+
+    assert ask_in_tries(time.monotonic() + FAR_S, ask) == "answer"
+    assert timeouts_s == [FIRST_ANSWER_S * factor for factor in (1, 2, 4, 8)]
+
+
+def test_no_request_lasts_beyond_the_deadline_and_the_last_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 50.0
+    monkeypatch.setattr("bascule.kafka.retrying.time.monotonic", lambda: now_s)
+    timeouts_s: list[float] = []
+
+    def ask(timeout_s: float) -> None:
+        nonlocal now_s
+        timeouts_s.append(timeout_s)
+        now_s += timeout_s
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"request {len(timeouts_s)}"))
+
+    with pytest.raises(KafkaException, match="request 3"):
+        ask_in_tries(now_s + 3.5 * FIRST_ANSWER_S, ask)
+    assert timeouts_s == pytest.approx([FIRST_ANSWER_S, 2 * FIRST_ANSWER_S, 0.5 * FIRST_ANSWER_S])
+
+
+def test_request_at_the_deadline_gets_the_least_timeout() -> None:
+    assert ask_in_tries(time.monotonic() - 1, lambda timeout_s: timeout_s) == LEAST_ANSWER_S
+
+
+def test_error_that_is_not_temporary_is_raised_at_once() -> None:
+    asked: list[float] = []
+
+    def ask(timeout_s: float) -> None:
+        asked.append(timeout_s)
+        raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+    with pytest.raises(KafkaException):
+        ask_in_tries(time.monotonic() + FAR_S, ask)
+    assert len(asked) == 1
