@@ -76,7 +76,7 @@ class Installation:
         wanted = {
             "_records_total divert:orders": len(self.sent), "_records_total ingress:stock": self.records,
             "_dead_letters_total divert:orders": 0, "_dead_letters_total ingress:stock": self.bad,
-            "_lag_records divert:orders": 0, "s_active": 1,
+            "_lag_records divert:orders": 0, "_lag_bytes divert:orders": 0, "s_active": 1,
         }  # fmt: skip
 
         found: dict[str, float] = {}

@@ -12,12 +12,15 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from bascule.core.errors import BasculeError, Unavailable
+from bascule.core.kafka_records import Place
 from bascule.core.log import get_log
 from bascule.kafka.control import ControlTopics
 from bascule.kafka.history import StableEnds
+from bascule.kafka.record_sizes import RecordSizes
 from bascule.pipelines.defined_positions import DefinedPositions
 from bascule.pipelines.definitions import DefinedPipelines
 from bascule.pipelines.holds import NOTES, Holds
+from bascule.pipelines.lag import lag_bytes_of, waiting_in
 from bascule.pipelines.latency import IntervalLatencies
 from bascule.pipelines.positions import IDLE_TIMEOUT_S
 from bascule.pipelines.queries import Query, RestartCounts
@@ -77,6 +80,7 @@ class DriverControl:
         self._topics = ControlTopics(pipelines.kafka, pipelines.topics)
         self._control_topic = pipelines.topics.control
         self._ends = StableEnds(pipelines.kafka)
+        self._sizes = RecordSizes(pipelines.kafka)
         self._steering = Steering([name for name, spec in self._specs.items() if spec.enabled])
         self._in_file = frozenset(name.partition(":")[2] for name in self._specs)
         self._definitions = DefinitionSteps(self._in_file)
@@ -278,7 +282,8 @@ class DriverControl:
             self._whole_report_due_s = now_s + WHOLE_REPORT_S
             self._reported.clear()
         now_ms = _now_ms()
-        reports = {name: self._report_of(name, positions, ends, now_ms) for name, positions in held.items()}
+        sizes = self._sizes.look(waiting_in((at for positions in held.values() for at in positions), ends))
+        reports = {name: self._report_of(name, positions, ends, sizes, now_ms) for name, positions in held.items()}
         reports |= {name: self._report_of_unstarted(name, now_ms) for name in self._unstarted}
         if self._metrics is not None:
             self._metrics.measure(reports, stored, ends, self._queries)
@@ -293,7 +298,9 @@ class DriverControl:
         )
         self._reported = {name: report for name, report in {**self._reported, **changed}.items() if name not in deletions}
 
-    def _report_of(self, name: str, positions: list[Position], ends: Mapping[tuple[str, int], int], now_ms: int) -> PipelineReport:
+    def _report_of(
+        self, name: str, positions: list[Position], ends: Mapping[Place, int], sizes: Mapping[Place, float], now_ms: int
+    ) -> PipelineReport:
         query = self._queries.get(self._query_of(name))
         sources = tuple((at.topic, at.partition, at.offset, ends.get((at.topic, at.partition))) for at in positions)
         known = all(end is not None for *_, end in sources)
@@ -305,6 +312,7 @@ class DriverControl:
             sources=sources[:SOURCES_MAX],
             partitions=len(sources),
             lag=sum(max(0, end - offset) for _, _, offset, end in sources if end is not None) if known else None,
+            lag_bytes=lag_bytes_of(positions, ends, sizes),
             records_per_s=self._rate(name, positions),
             restarts=self._restarts[name],
             error=self._steering.trouble(name) or refused or ("" if query is None else query.stopped or query.last_error),

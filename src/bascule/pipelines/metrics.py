@@ -187,6 +187,10 @@ def _measures(measured: Measured, shown: Mapping[str, ShownPipeline]) -> Iterato
     records = GaugeMetricFamily(
         "bascule_pipeline_lag_records", "Offsets between the position and the end of the sources", labels=("pipeline",)
     )
+    size = GaugeMetricFamily(
+        "bascule_pipeline_lag_bytes", "Estimated size of the records between the position and the end of the sources, from samples",
+        labels=("pipeline",),
+    )  # fmt: skip
     seconds = GaugeMetricFamily(
         "bascule_pipeline_lag_seconds", "Estimated age of the oldest record that the pipeline has not taken; 0 = none waits",
         labels=("pipeline",),
@@ -196,9 +200,11 @@ def _measures(measured: Measured, shown: Mapping[str, ShownPipeline]) -> Iterato
             positions.add_metric((name, topic, str(partition)), offset)
         if report.lag is not None:
             records.add_metric((name,), report.lag)
+        if report.lag_bytes is not None:
+            size.add_metric((name,), report.lag_bytes)
         if name in shown and (lag_s := measured.lag_s.get(shown[name].task)) is not None:
             seconds.add_metric((name,), lag_s)
-    yield from (at, positions, records, seconds)
+    yield from (at, positions, records, size, seconds)
     for metric, text, field_name in COUNTERS:
         counter = CounterMetricFamily(metric, text, labels=("pipeline",))
         for name in measured.reports:

@@ -21,7 +21,7 @@ class PipelineAnswer(TypedDict):
     has. Until the driver has deleted a pipeline, ``state`` is deleting and ``wanted`` is deleted. ``covered_from`` is the offset from which
     the journal has the messages for a divert that is defined at run time; null until a broker has said so for the current revision.
     ``latency_p50_s`` and ``latency_p99_s`` are what half and 99 of 100 records did not exceed, from their timestamp until their commit in
-    Kafka, between the last two reports. The diverts of a group have the same.
+    Kafka, between the last two reports. The diverts of a group have the same. ``lag`` counts offsets, and ``lag_bytes`` is an estimate.
     """
 
     name: str
@@ -35,6 +35,7 @@ class PipelineAnswer(TypedDict):
     covered_from: int | None
     group: str
     lag: int | None
+    lag_bytes: int | None
     records_per_s: float | None
     latency_p50_s: float | None
     latency_p99_s: float | None

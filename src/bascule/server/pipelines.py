@@ -393,13 +393,14 @@ def _figures(report: PipelineReport | None, *, current: bool) -> dict[str, Any]:
     """Return the rest of a status: what the driver has reported, or nothing. ``current``: it ran the pipeline by the definition of now."""
     if report is None:
         return {
-            "group": "", "lag": None, "records_per_s": None, "latency_p50_s": None, "latency_p99_s": None,
+            "group": "", "lag": None, "lag_bytes": None, "records_per_s": None, "latency_p50_s": None, "latency_p99_s": None,
             "restarts": None, "error": "", "error_at_ms": None, "partitions": 0,
             "sources": [], "driver": "", "reported_at_ms": None, "reported_revision": None,
         }  # fmt: skip
     return {
         "group": report.group,
         "lag": report.lag,
+        "lag_bytes": report.lag_bytes,
         "records_per_s": report.records_per_s,
         "latency_p50_s": report.latency_p50_s,
         "latency_p99_s": report.latency_p99_s,

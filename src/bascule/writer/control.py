@@ -167,6 +167,8 @@ class PipelineReport:
     #: Time from a message or source record until its commit in Kafka since the last report; None if nothing was carried.
     latency_p50_s: float | None = None
     latency_p99_s: float | None = None
+    #: Estimated size of the records that wait; None if it is not known.
+    lag_bytes: int | None = None
 
     def is_of(self, definition: PipelineDefinition | None) -> bool:
         """Return whether the driver ran the pipeline by a definition, and not by an earlier one of the same name."""
@@ -194,7 +196,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("at_ms", "partitions", "restarts", "error_at_ms", "revision", "offset"), (int,)),
     "running": (bool,),
     **dict.fromkeys(("definition", "settings", "redrives"), (dict,)),
-    **dict.fromkeys(("lag", "after"), (int, type(None))),
+    **dict.fromkeys(("lag", "lag_bytes", "after"), (int, type(None))),
     **dict.fromkeys(("records_per_s", "latency_p50_s", "latency_p99_s"), (int, float, type(None))),
 }
 #: Fields that are enumerations.

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from bascule.pipelines.lag import SAMPLES_MAX, LagTimes
+from bascule.pipelines import control
+from bascule.pipelines.lag import SAMPLES_MAX, LagTimes, lag_bytes_of, waiting_in
+from bascule.writer.control import WantedState
+from bascule.writer.position import Position
+from tests.scenarios.operating import TIMEOUT_S, Operator
+from tests.scenarios.sparkless import Bridge
+from tests.scenarios.test_control import bridge, operator, topics
+from tests.support.system import wait_for
+
+__all__ = ["bridge", "operator", "topics"]  # fixtures
 
 SOURCE = ("t", 0)
 
@@ -50,3 +59,29 @@ def test_source_with_unknown_end_has_no_lag_and_a_removed_position_is_forgotten(
     lag(times, 1.0, 5, 6)
     assert times.look({}, {}, 2.0) == {}
     assert times._seen == {}
+
+
+def test_size_of_the_lag_is_the_sum_over_all_sources() -> None:
+    positions = [Position("t", "id", 0, 5), Position("t", "id", 1, 9), Position("u", "id", 0, 3)]
+    ends = {("t", 0): 8, ("t", 1): 9, ("u", 0): 5}
+    assert waiting_in([*positions, Position("t", "id", 0, 2)], ends) == {("t", 0): (2, 8), ("t", 1): (9, 9), ("u", 0): (3, 5)}
+    assert lag_bytes_of(positions, ends, {("t", 0): 10.4, ("u", 0): 100.0}) == 231
+    assert lag_bytes_of(positions, ends, {("t", 0): 10.4}) is None, "the size of a source is not known"
+    assert lag_bytes_of(positions, {("t", 0): 8}, {("t", 0): 10.4}) is None, "an end is not known"
+    assert lag_bytes_of([Position("t", "id", 1, 9)], ends, {}) == 0
+
+
+def test_size_of_what_waits_for_a_paused_divert_is_reported(bridge: Bridge, operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "REPORT_S", 0.0)
+    bridge.journal.start_epoch([])
+    with bridge.running(bridge.divert("x")) as running:
+        running.settle()
+        operator.want("divert:x", WantedState.PAUSED)
+        operator.follow(running)
+        bridge.send("x" * 5000)
+
+        def size() -> int:
+            running.driver.poll()
+            return operator.topics.reports(TIMEOUT_S).pipelines["divert:x"].lag_bytes or 0
+
+        wait_for(lambda: 5000 < size() < 6000, "the size of the message to be reported")

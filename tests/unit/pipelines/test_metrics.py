@@ -27,7 +27,9 @@ QUERIES = {
     "ingress:stock": Query("ingress:stock", lambda: None, Path(), restarts=3, last_error_s=1_000.0),
 }
 REPORTS = {
-    "divert:orders": PipelineReport(PipelineState.RUNNING, "driver", 0, sources=(("journal", 0, 7, 9),), partitions=1, lag=2),
+    "divert:orders": PipelineReport(
+        PipelineState.RUNNING, "driver", 0, sources=(("journal", 0, 7, 9),), partitions=1, lag=2, lag_bytes=2000
+    ),
     "ingress:stock": PipelineReport(PipelineState.FAILED, "driver", 0),
 }
 JOURNAL = Position("journal", "id", 0, 7, carried=CarriedCounts({"orders": PipelineCount(5, 500, 1)}).plus(
@@ -72,6 +74,7 @@ def test_pipelines_have_state_lag_position_and_counts_of_all_their_positions() -
     assert driver.value("pipeline_state", state="failed", **orders) == 0
     assert driver.value("pipeline_position_offset", topic="journal", partition="0", **orders) == 7
     assert driver.value("pipeline_lag_records", **orders) == 2
+    assert driver.value("pipeline_lag_bytes", **orders) == 2000
     assert driver.value("pipeline_lag_seconds", **orders) is not None
     counts = [driver.value(f"pipeline_{name}_total", **orders) for name in ("records", "bytes", "dead_letters", "restarts")]
     assert counts == [7, 700, 1, 0]
@@ -88,6 +91,7 @@ def test_pipeline_that_failed_has_its_restarts_and_the_time_of_the_error() -> No
     assert driver.value("pipeline_last_error_timestamp_seconds", **stock) == 1_000
     assert driver.value("pipeline_records_total", **stock) == 1
     assert driver.value("pipeline_lag_records", **stock) is None
+    assert driver.value("pipeline_lag_bytes", **stock) is None
 
 
 def test_time_of_the_last_error_stays_if_a_task_that_failed_earlier_carries_the_pipeline() -> None:

@@ -32,7 +32,7 @@ from tests.unit.server.test_admin_access import PAGE, send
 NOW_MS = 1_000_000
 REPORT = PipelineReport(
     PipelineState.RUNNING, "host-1", NOW_MS, {"from": "orders", "to": "t"}, "g", (("bascule.journal", 0, 3, 9),), 1, 6, 1.5, 2,
-    "an error", 4, latency_p50_s=0.02,
+    "an error", 4, latency_p50_s=0.02, lag_bytes=600,
 )  # fmt: skip
 SETTINGS = {
     "divert": [{"name": "orders", "from": "orders"}, {"name": "off", "from": "x", "enabled": False}],
@@ -125,7 +125,8 @@ def test_pipelines_are_listed_with_what_is_wanted_and_what_the_driver_reports(to
         ]  # fmt: skip
         assert request("GET", "/diverts/orders/status", "view") == (200, {
             "name": "orders", "kind": "divert", "origin": "file", "revision": None, "state": "running", "wanted": "paused",
-            "wanted_by": "ann", "wanted_at_ms": 7, "covered_from": None, "group": "g", "lag": 6, "records_per_s": 1.5, "restarts": 2,
+            "wanted_by": "ann", "wanted_at_ms": 7, "covered_from": None, "group": "g", "lag": 6, "lag_bytes": 600,
+            "records_per_s": 1.5, "restarts": 2,
             "latency_p50_s": 0.02, "latency_p99_s": None,
             "error": "an error", "error_at_ms": 4, "partitions": 1, "driver": "host-1",
             "sources": [{"topic": "bascule.journal", "partition": 0, "offset": 3, "end": 9}],

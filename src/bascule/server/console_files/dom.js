@@ -56,6 +56,11 @@ export function bytes(value) {
   return `${index ? value.toFixed(1) : value} ${units[index]}`;
 }
 
+// The lag of a pipeline in offsets, and its estimated size.
+export function behind({ lag, lag_bytes: size }) {
+  return lag && size !== null ? `${number(lag)} (${bytes(size)})` : number(lag);
+}
+
 // The quantiles of a latency in seconds, null without records.
 export function latency({ latency_p50_s: half, latency_p99_s: most }) {
   const shown = (seconds) => (seconds < 1 ? `${number(Math.round(seconds * 1000))} ms` : `${number(seconds)} s`);

@@ -2,7 +2,7 @@
 
 import { look, may } from "./api.js";
 import { asked } from "./dialogs.js";
-import { facts, h, latency, moment, number } from "./dom.js";
+import { behind, facts, h, latency, moment, number } from "./dom.js";
 import { changePipeline, deletePipeline, moveOutcome, movePosition, stateOf, verbs } from "./pipeline-verbs.js";
 import { PIPELINES } from "./requests.js";
 import { grid } from "./table.js";
@@ -65,7 +65,7 @@ export default {
       element.replaceChildren(
         facts([
           ["Name", status.name], ["Kind", status.kind], ["State", stateOf(status)], ["Wanted by", status.wanted_by],
-          ["Group", status.group], ["Behind", number(status.lag)], ["Records/s", number(status.records_per_s)],
+          ["Group", status.group], ["Behind", behind(status)], ["Records/s", number(status.records_per_s)],
           ["Latency p50 / p99", latency(status)],
           ["Restarts", number(status.restarts)], ["Last error", status.error], ["At", moment(status.error_at_ms)],
           ["Driver", status.driver], ["Reported", moment(status.reported_at_ms)], ["Last move of the position", moved],

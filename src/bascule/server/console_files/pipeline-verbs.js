@@ -2,7 +2,7 @@
 
 import { act, may } from "./api.js";
 import { asked, attempt, confirmed } from "./dialogs.js";
-import { h, latency, link, moment, number } from "./dom.js";
+import { behind, h, latency, link, moment, number } from "./dom.js";
 import { definitionOf, FIELDS, filled, FIRST } from "./pipeline-fields.js";
 import { PIPELINES } from "./requests.js";
 import { grid } from "./table.js";
@@ -40,7 +40,7 @@ export function pipelineTable(collection, pipelines, done) {
   const titles = ["Name", "State", "Defined", "Behind", "Records/s", "Latency p50 / p99", "Restarts", "Last error", ""];
   return grid(titles, pipelines.map((each) => [
     link("pipeline", { collection, name: each.name }, each.name), stateOf(each), each.origin === "file" ? "in the file" : "at run time",
-    number(each.lag), number(each.records_per_s), latency(each), number(each.restarts), each.error, verbs(collection, each, done),
+    behind(each), number(each.records_per_s), latency(each), number(each.restarts), each.error, verbs(collection, each, done),
   ]));
 }
 
