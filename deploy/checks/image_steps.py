@@ -51,7 +51,7 @@ class Execution:
         self._root = root
         self._context = context
         self._directory = root
-        kept = re.compile("PATH|HOME|PIP_.*|SSL_CERT_.*|https?_proxy|no_proxy", re.IGNORECASE)
+        kept = re.compile("PATH|HOME|PIP_.*|BASCULE_MAVEN_REPOSITORY|SSL_CERT_.*|https?_proxy|no_proxy", re.IGNORECASE)
         self._environ = {
             "LANG": "C.UTF-8",
             "PIP_NO_COMPILE": "1",

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ BASCULE = ROOT / ".venv" / "bin" / "bascule"
 #: The stricter the sandbox, the lower the level of `systemd-analyze security`: 100 = none.
 EXPOSURE_MAX = 20
 #: Seconds that a command may serve.
-SERVING_TIMEOUT_S = 300
+SERVING_TIMEOUT_S = 400
+STOP_TIMEOUT_S = 60
 #: By group of the resources: the Go module with their definitions, and the path there.
 DEFINITIONS = {
     "monitoring.coreos.com": ("github.com/prometheus-operator/prometheus-operator", "example/prometheus-operator-crd"),
@@ -421,10 +423,46 @@ def answer_to(server: str, host: str) -> int:
             return error.code
 
 
+@pytest.fixture
+def spacious(tmp_path: Path) -> Iterator[Path]:
+    """Return a directory that does not stay: an environment with Spark has a gigabyte."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+def test_steps_of_the_image_of_the_pipelines_make_a_driver_that_spark_submit_runs(spacious: Path) -> None:
+    Execution(CONTAINERFILE.read_text(), spacious, ROOT, {"BASCULE_COMPILE": "0"}).run("pipelines-environment")
+    shutil.rmtree(spacious / "wheels")
+    programs, shared = spacious / "opt" / "bascule" / "bin", spacious / "opt" / "bascule" / "share" / "bascule"
+    assert "COPY examples/submit.py deploy/containers/pipelines-entrypoint.sh /opt/bascule/share/bascule/" in CONTAINERFILE.read_text()
+    for name in ("examples/submit.py", "deploy/containers/pipelines-entrypoint.sh"):
+        shutil.copy(ROOT / name, shared)
+    config = spacious / "bascule.toml"
+    config.write_text('[broker]\nport = 0\n[admin]\nport = 0\n[[divert]]\nname = "orders"\nfrom = "orders"\nto = "kafka.orders"\n')
+    with serving(BASCULE, "kafka", "--data-dir", spacious / "kafka", "--kafka-port", "0", env=dict(os.environ)) as kafka:
+        settings = {
+            "BASCULE_CONFIG": str(config), "BASCULE_KAFKA__BOOTSTRAP_SERVERS": kafka["kafka"],
+            "BASCULE_EMBEDDED__DATA_DIR": str(spacious / "kafka"), "BASCULE_CACHE_DIR": str(shared / "cache"),
+        }  # fmt: skip
+        clean = {"PATH": f"{programs}:{os.defpath}", "LANG": "C.UTF-8", "HOME": str(spacious), "PYTHONUNBUFFERED": "1", **settings}
+        extras = "from bascule.core.extras import require; [require(each) for each in ('pipelines', 'otel', 'openlineage')]"
+        run(programs / "python", "-c", extras, env=clean, cwd=spacious)
+        with serving(BASCULE, "broker", env={**os.environ, **settings}) as broker:
+            submit = ("driver", "--master", "local[2]", shared / "submit.py", "pipelines", "--config", config)
+            local = {**clean, "SPARK_DRIVER_BIND_ADDRESS": "127.0.0.1", "SPARK_LOCAL_IP": "127.0.0.1"}
+            with serving("sh", shared / "pipelines-entrypoint.sh", *submit, env=local):
+                run(BASCULE, "send", "orders", "--text", "from the image", "--broker", broker["amqp"], env={**os.environ, **settings})
+                read = ("read", "kafka.orders", "--bootstrap", kafka["kafka"])
+                found = run(BASCULE.with_name("python"), ROOT / "examples" / "kafka_topic.py", *read)
+                assert "from the image" in found.stdout
+
+
 @contextmanager
 def serving(*command: str | Path, env: dict[str, str]) -> Iterator[dict[str, str]]:
     """Run a serving command. Yield its addresses by their kind, from the line that begins with `ready`."""
-    with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(
+        [*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+    ) as process:
         late = threading.Timer(SERVING_TIMEOUT_S, process.kill)
         late.start()
         try:
@@ -433,10 +471,16 @@ def serving(*command: str | Path, env: dict[str, str]) -> Iterator[dict[str, str
             if not line:
                 raise AssertionError(f"{command[0]} {command[1]} did not serve: {process.communicate()[1]}")
             addresses = re.findall(r"(?:(kafka|admin)=|((?:amqp)://))(\S+)", line)
+            threading.Thread(target=process.stdout.read, daemon=True).start()  # a full pipe would block the command
+            threading.Thread(target=process.stderr.read, daemon=True).start()
             yield {kind or "amqp": f"{scheme}{address}" for kind, scheme, address in addresses}
         finally:
             late.cancel()
             process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_TIMEOUT_S)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # children of a process that was killed
 
 
 def test_compose_file_is_valid_and_its_files_exist() -> None:
