@@ -3,7 +3,7 @@
     python -m bench.backlog [--messages 1000000]
 
 The blocking Python client sends persistent messages on one connection. The benchmark also drains a short queue for comparison. Results go
-to bench/results/backlog-*.json and .md. The exit code tells whether the broker served in time.
+to bench/results/backlog-*.json and .md. The exit code tells whether each figure reached its goal.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ DEADLINE_S = 300
 SHORT_MESSAGES = 20_000
 #: Prefetch of the consumer.
 AHEAD = 1_000
-#: Limit from kill -9 to serving, with up to a million messages in the queue.
-START_S_MAX = 30.0
+#: Figure -> what it may be at most, with up to a million messages in the queue: kill -9 to serving in seconds, and memory in MiB.
+GOALS = {"kill_to_serving_s": 5.0, "rss_mb": 350.0, "rss_after_start_mb": 350.0}
 
 
 def waiting(broker: BasculeUp) -> int:
@@ -97,21 +97,29 @@ def measure(count: int) -> dict[str, Any]:
     }
 
 
+def judge(result: Mapping[str, Any]) -> dict[str, bool]:
+    """Return for each figure with a goal whether it reached the goal."""
+    return {figure: result[figure] <= goal for figure, goal in GOALS.items()}
+
+
 def page(result: Mapping[str, Any]) -> str:
     """Return the result as text."""
-    rows = markdown([["figure", ""], *([figure, str(value)] for figure, value in result.items())])
-    return f"# A queue of {result['messages']:,} messages\n\n{rows}\n\n{machine()}"
+    rows = [["figure", "", "goal: at most", "reached"]]
+    reached = judge(result)
+    for figure in result:
+        goal = [f"{GOALS[figure]:g}", "yes" if reached[figure] else "**no**"] if figure in GOALS else ["", ""]
+        rows.append([figure, str(result[figure]), *goal])
+    return f"# A queue of {result['messages']:,} messages\n\n{markdown(rows)}\n\n{machine()}"
 
 
 def main() -> int:
-    """Run the benchmark. The exit code tells whether the broker served in time."""
+    """Run the benchmark. The exit code tells whether each figure reached its goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
     result = measure(parser.parse_args().messages)
-    kept = result["kill_to_serving_s"] <= START_S_MAX
-    result |= {"promised_s": START_S_MAX, "kept": "yes" if kept else "**no**"}
-    write_results("backlog", result, page(result))
-    return int(not kept)
+    reached = judge(result)
+    write_results("backlog", {**result, "goals": GOALS, "reached": reached}, page(result))
+    return int(not all(reached.values()))
 
 
 if __name__ == "__main__":

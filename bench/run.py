@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,6 +93,8 @@ COLUMNS = {
     "end to end p50 ms": ("end_p50_ms", False),
     "end to end p99 ms": ("end_p99_ms", False),
 }
+#: Column: key of what each process of a broker used.
+USED = {"CPU us/message": "cpu_us", "RSS MB": "rss_mb"}
 
 
 def load(broker: Broker, mode: Mode, seconds: int, run: str) -> dict[str, Any]:
@@ -122,29 +125,64 @@ def flaws(result: dict[str, Any]) -> str:
 
 
 def table(results: dict[str, dict[str, list[dict[str, Any]]]], brokers: Sequence[str]) -> str:
-    """Return a Markdown table: medians of the rounds, a line per mode and broker, then how many times better Bascule is."""
-    rows = [["mode", "broker", *COLUMNS, "CPU us/message", "RSS MB", "flaws"]]
+    """Return a Markdown table: a line per mode and broker with medians and spread of the rounds, then Bascule beside Artemis."""
+    rows = [["mode", "broker", *COLUMNS, *USED, "flaws"]]
     for mode in MODES:
-        medians: dict[str, dict[str, float]] = {}
+        whole = {broker: [run for run in results.get(mode.name, {}).get(broker, []) if "sent_per_s" in run] for broker in brokers}
         for broker in brokers:
             runs = results.get(mode.name, {}).get(broker, [])
             if not runs:
                 continue
-            whole = [run for run in runs if "sent_per_s" in run]
-            medians[broker] = {key: statistics.median(run[key] for run in whole) for key, _ in COLUMNS.values()} if whole else {}
-            figures = [f"{medians[broker][key]:,.2f}" if medians[broker] else "-" for key, _ in COLUMNS.values()]
-            used = [", ".join(f"{part} {value:g}" for part, value in runs[-1][what].items()) for what in ("cpu_us", "rss_mb")]
+            figures = [spread([run[key] for run in whole[broker]], 2) for key, _ in COLUMNS.values()]
+            used = [used_by_parts(whole[broker], key) for key in USED.values()]
             rows.append([mode.name, broker, *figures, *used, "; ".join(filter(None, map(flaws, runs))) or "none"])
-        if all(medians.get(name) for name in ("bascule", "artemis")):
-            rows.append([mode.name, "**ratio**", *(ratio(medians, key, more) for key, more in COLUMNS.values()), "", "", ""])
+        ours, theirs = whole.get("bascule"), whole.get("artemis")
+        if ours and theirs:
+            better = [ratios(ours, theirs, itemgetter(key), more) for key, more in COLUMNS.values()]
+            shares = [ratios(ours, theirs, together(key), True) for key in USED.values()]
+            rows.append([mode.name, "**ratio**", *better, *(f"{share} of Artemis" for share in shares), ""])
     return markdown(rows)
 
 
-def ratio(medians: dict[str, dict[str, float]], key: str, more_is_better: bool) -> str:
-    """Return how many times better Bascule is."""
-    ours, theirs = medians["bascule"][key], medians["artemis"][key]
+def spread(values: Sequence[float], digits: int) -> str:
+    """Return the median of a figure over the rounds, with the least and the greatest in parentheses; "-" without a round."""
+    if not values:
+        return "-"
+    middle, least, greatest = (f"{each:,.{digits}f}" for each in (statistics.median(values), min(values), max(values)))
+    return middle if len(values) == 1 else f"{middle} ({least} to {greatest})"
+
+
+def together(key: str) -> Callable[[Mapping[str, Any]], float]:
+    """Return a function of a round: what all processes of the broker used together."""
+    return lambda run: float(sum(run[key].values()))
+
+
+def used_by_parts(runs: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Return what each process used and, if there are several, what all of them used together."""
+    parts = {part: [run[key][part] for run in runs] for part in (runs[0][key] if runs else ())}
+    if len(parts) > 1:
+        parts["together"] = [*map(together(key), runs)]
+    return ", ".join(f"{part} {spread(values, 0)}" for part, values in parts.items()) or "-"
+
+
+def ratios(
+    ours: Sequence[Mapping[str, Any]],
+    theirs: Sequence[Mapping[str, Any]],
+    figure: Callable[[Mapping[str, Any]], float],
+    more_is_better: bool,
+) -> str:
+    """Return the ratio of the medians of a figure, and its least and greatest value over the rounds.
+
+    The ratio is that of Bascule to Artemis, or of Artemis to Bascule for a figure of which less is better.
+    """
     above, below = (ours, theirs) if more_is_better else (theirs, ours)
-    return f"**{above / below:.2f}**" if below else "-"
+    pairs = [(figure(each), figure(other)) for each, other in zip(above, below, strict=False)]
+    middle, other = (statistics.median(map(figure, runs)) for runs in (above, below))
+    if not other or not all(each for _, each in pairs):
+        return "-"
+    of_rounds = [each / other for each, other in pairs]
+    text = f"**{middle / other:.2f}**"
+    return text if len(of_rounds) == 1 else f"{text} ({min(of_rounds):.2f} to {max(of_rounds):.2f})"
 
 
 def arguments() -> argparse.Namespace:
@@ -220,7 +258,15 @@ def main() -> int:
         flushed_ms = flush_ms(directory)
         names = [broker.name for broker in brokers]
     page = "\n".join(
-        [table(results, names), "", *(f"- {line}" for line in durability), *(f"- {mode.name}: {mode.title}" for mode in chosen)]
+        [
+            table(results, names),
+            "",
+            f"Medians of {options.rounds} rounds of {options.seconds} s, with the least and the greatest in parentheses.",
+            f"A flush of the disk took {flushed_ms:.2f} ms (median of {FLUSHES}).",
+            "",
+            *(f"- {line}" for line in durability),
+            *(f"- {mode.name}: {mode.title}" for mode in chosen),
+        ]
     )
     content = {"machine": machine(), "flush_ms": flushed_ms, "seconds": options.seconds, "rounds": options.rounds}
     content |= {"durability": durability, "results": results}
