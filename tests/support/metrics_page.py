@@ -35,7 +35,7 @@ the series `NAME_bucket` (label `le`), `NAME_count` and `NAME_sum`. The
 GAUGES: Final = frozenset({
     "connections", "handshakes", "journal_offset", "journal_foreign_records", "ingress_foreign_records", "standby", "watches_elected",
     "queues", "transactions_open", "branches_prepared", "epoch", "journal_sequence", "journal_in_flight_bytes", "memory_bodies_bytes",
-    "spilled_bodies_bytes",
+    "spilled_bodies_bytes", "snapshot_timestamp_seconds", "snapshot_bytes",
 })  # fmt: skip
 UNITS: Final = {"_timestamp_seconds": "seconds since 1970 (UTC)", "_seconds": "seconds", "_bytes": "bytes"}
 

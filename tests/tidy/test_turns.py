@@ -65,7 +65,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "broker/collecting.py CollectedQueue.state", "broker/collecting.py CollectedState.snapshot",
         "broker/duplicates.py RememberedIds._packed", "broker/duplicates.py RememberedIds.without",
         "broker/rounds.py Rounds._in_store", "broker/snapshot.py EncodedSnapshot.joined", "broker/snapshot.py Snapshot.oldest",
-        "broker/snapshot.py encode", "server/divert_users.py DivertUsers.changes",
+        "broker/snapshot.py EncodedSnapshot.size_bytes", "broker/snapshot.py encode", "server/divert_users.py DivertUsers.changes",
         "server/housekeeping.py StoredMessages.mids_now", "server/openapi.py document",
         "server/tls_watch.py TlsWatch._run", "server/user_directory.py NextUsers.names",
         "server/user_directory.py UserDirectory._use", "server/user_directory.py _roles_in",

@@ -70,6 +70,11 @@ class EncodedSnapshot(NamedTuple):
     own: bytes
     segments: list[Segment]
 
+    @property
+    def size_bytes(self) -> int:
+        """Return the number of all bytes."""
+        return len(self.own) + sum(len(segment.packed) for segment in self.segments)
+
     def joined(self) -> bytes:
         """Return all bytes."""
         return b"".join([self.own, *(segment.packed for segment in self.segments)])

@@ -16,7 +16,7 @@ from bascule.config.defined import default_of
 from bascule.config.settings import Settings
 from bascule.server.answers import AddressDepth, FlowAnswer, FlowDivert, FlowIngress, FlowState
 from bascule.server.listing import check_known
-from bascule.server.status import RetentionHoldStatus, hold_status
+from bascule.server.status import RetentionHoldStatus, hold_status, holds_of
 from bascule.writer.control import KINDS, PipelineState
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class NodeFlowEnds:
 
     def holds(self) -> Mapping[str, RetentionHoldStatus]:
         """Return what the journal is kept for on account of pipelines, by pipeline."""
-        return {hold.name: hold_status(hold) for hold in self._node.retention_holds if hold.keeper == "pipeline"}
+        return {hold.name: hold_status(hold) for hold in holds_of(self._node) if hold.keeper == "pipeline"}
 
     def depth(self, address: str) -> AddressDepth | None:
         """Return the messages and consumers of the queue of an address; None if there is no such queue."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from bascule.broker.housekeeping import HousekeepingProtocol, TrimmedLog
 from bascule.broker.retention import RetentionHold
@@ -37,6 +37,17 @@ T = TypeVar("T")
 BARRIER_KEY = b"0"
 #: How long Kafka may take to store what a round writes.
 STORE_TIMEOUT_S = 60.0
+
+
+class StoredSnapshot(NamedTuple):
+    """A snapshot that Kafka has stored: its size in bytes, and the time in seconds since 1970 at which it was stored."""
+
+    size_bytes: int
+    stored_s: float
+
+
+#: Before the first snapshot of an epoch.
+NO_SNAPSHOT: Final = StoredSnapshot(0, 0.0)
 
 
 class StoredMessages:
@@ -115,12 +126,18 @@ class Housekeeping:
         held_for_diverts: Callable[[], Mapping[str, tuple[str, int]]] = dict,
     ) -> None:  # fmt: skip
         """``held_for_diverts`` returns what ``DivertCoverage.held`` has."""
-        self.protocol = HousekeepingProtocol(_Effects(place, store, running, held_for_diverts), place.housekeeping_limits, engine, offsets)
+        self._effects = _Effects(place, store, running, held_for_diverts)
+        self.protocol = HousekeepingProtocol(self._effects, place.housekeeping_limits, engine, offsets)
 
     @property
     def retention_holds(self) -> list[RetentionHold]:
         """Return what the journal is kept for, as of the last snapshot, and the records after it."""
         return self.protocol.retention_holds
+
+    @property
+    def snapshot(self) -> StoredSnapshot:
+        """Return the last snapshot of the epoch."""
+        return self._effects.snapshot
 
     async def rounds(self) -> None:
         """Run a round, and another one if one was requested meanwhile."""
@@ -144,6 +161,7 @@ class _Effects(LoopEffects):
         self.going_on = running
         self._snapshots = SnapshotStore(place.kafka, place.topics.snapshots)
         self._pipelines = PipelineHolds(place, held_for_diverts)
+        self.snapshot = NO_SNAPSHOT
 
     async def computed(self, calculation: Callable[[], T]) -> T:
         """Calculate off the loop: the snapshot of a million messages takes a large part of a second. Raises what the calculation raises."""
@@ -159,7 +177,11 @@ class _Effects(LoopEffects):
 
     async def write(self, snapshot_id: str, encoded: EncodedSnapshot) -> None:
         """Store a snapshot. Raises Unavailable."""
-        await self.off_loop(self._snapshots.write, snapshot_id, encoded)
+        self.snapshot = await self.off_loop(self._written, snapshot_id, encoded)
+
+    def _written(self, snapshot_id: str, encoded: EncodedSnapshot) -> StoredSnapshot:
+        self._snapshots.write(snapshot_id, encoded)
+        return StoredSnapshot(encoded.size_bytes, time.time())
 
     async def delete_older(self, snapshot_id: str) -> None:
         """Delete the snapshots that this one replaces. Raises Unavailable."""

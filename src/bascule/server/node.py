@@ -26,7 +26,6 @@ from bascule.broker.engine import Engine
 from bascule.broker.node import STANDING_BY
 from bascule.broker.policy_change import change_policy
 from bascule.broker.queue import BrokerQueue
-from bascule.broker.retention import RetentionHold
 from bascule.broker.send_times import SendTimes
 from bascule.broker.states import NodeState
 from bascule.config import Settings
@@ -48,6 +47,7 @@ from bascule.server.divert_users import DivertUsers
 from bascule.server.epoch import Epoch, JournalPlace, is_congested
 from bascule.server.garbage import GarbageCollection
 from bascule.server.handshakes import HandshakeLimits, Handshakes
+from bascule.server.housekeeping import Housekeeping
 from bascule.server.ingress import IngressTail
 from bascule.server.ingress_refusals import IngressRefusals
 from bascule.server.interruptions import Interruptions
@@ -406,10 +406,9 @@ class Node:
         return self._life is not None and self._life.watches_elected
 
     @property
-    def retention_holds(self) -> list[RetentionHold]:
-        """Return what the journal is kept for, as of the last snapshot."""
-        housekeeping = self._epoch.housekeeping if self._epoch is not None else None
-        return housekeeping.retention_holds if housekeeping is not None else []
+    def housekeeping(self) -> Housekeeping | None:
+        """Return the housekeeping of the current epoch; None before the epoch starts."""
+        return self._epoch.housekeeping if self._epoch is not None else None
 
     @property
     def journal_offset(self) -> int:

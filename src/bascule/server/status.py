@@ -13,6 +13,7 @@ from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.counters import Counters
 from bascule.broker.queue import BrokerQueue, QueueConsumer
 from bascule.core.build import build
+from bascule.server.housekeeping import NO_SNAPSHOT
 from bascule.server.links import ConsumerLink, ProducerLink
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ HELP = {
     "journal_sequence": "Sequence number of the last record of the journal that is stored",
     "journal_in_flight_bytes": "Size of the records of the journal that are appended and not yet stored",
     "memory_bodies_bytes": "Size of the message bodies in memory",
+    "snapshot_timestamp_seconds": "Time at which Kafka stored the last snapshot of this epoch; 0 if there is none yet",
+    "snapshot_bytes": "Size of the last snapshot of this epoch, which a broker loads when it starts; 0 if there is none yet",
     "spilled_bodies_bytes": "Size of the message bodies in spill files",
     "messages_in": "Messages accepted from producers and ingresses",
     "messages_out": "Messages delivered to consumers",
@@ -222,19 +225,21 @@ def status_of(node: Node, queues: list[QueueStatus], branches: list[BranchStatus
     }  # fmt: skip
     memory: MemoryStatus | None = None
     if engine is not None:
-        journaling, bodies = engine.journaling, engine.bodies
+        journaling, bodies, housekeeping = engine.journaling, engine.bodies, node.housekeeping
+        snapshot = NO_SNAPSHOT if housekeeping is None else housekeeping.snapshot
         memory = memory_status(engine, node.spill)
         gauges |= {
             "queues": len(engine.addresses.queues), "transactions_open": len(engine.transactions),
             "branches_prepared": len(engine.branches.prepared),
             "epoch": journaling.epoch, "journal_sequence": journaling.confirmed_sequence,
             "journal_in_flight_bytes": journaling.in_flight_bytes,
+            "snapshot_timestamp_seconds": snapshot.stored_s, "snapshot_bytes": snapshot.size_bytes,
             "memory_bodies_bytes": bodies.memory_bytes, "spilled_bodies_bytes": bodies.stored_bytes,
         }  # fmt: skip
     return BrokerStatus(
         bridge=node.settings.bridge.id, version=bascule.__version__, build=build(),
         state=_state(node.role), serving=node.serving, reason=node.trouble,
-        queues=queues, pins=[hold_status(hold) for hold in node.retention_holds],
+        queues=queues, pins=[hold_status(hold) for hold in holds_of(node)],
         users=users, branches=branches, memory=memory, gauges=gauges, counters=_named(node.counters) | {
             "uncaught_errors": node.uncaught.total, "connections_refused": node.refused_connections,
             "handshakes_aborted": node.handshakes.aborted, "logins_failed": node.logins.failed,
@@ -275,6 +280,11 @@ def branch_status(branch: Listed) -> BranchStatus:
         xid=str(branch.xid), state=STATES[branch.ending], since_ms=branch.since_ms, sent=branch.sent, received=branch.received,
         bytes=branch.size_bytes, user=branch.user,
     )  # fmt: skip
+
+
+def holds_of(node: Node) -> list[RetentionHold]:
+    """Return what the journal is kept for, as of the last snapshot."""
+    return [] if node.housekeeping is None else node.housekeeping.retention_holds
 
 
 def hold_status(hold: RetentionHold) -> RetentionHoldStatus:

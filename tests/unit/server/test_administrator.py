@@ -38,7 +38,7 @@ class Node(Served):
         self.serving = True
         self.trouble = ""
         self.tail: Any = None
-        self.retention_holds: list[Any] = []
+        self.housekeeping = None
         self.journal_offset = 7
         self.foreign_records = 1
         self.ingress_foreign_records = 0

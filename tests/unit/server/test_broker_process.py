@@ -29,6 +29,7 @@ from bascule.kafka.guards import UnsafeTopic
 from bascule.server import ingress
 from bascule.server.effects import LoopEffects
 from bascule.server.node import run_broker
+from bascule.server.status import holds_of
 from bascule.testing.broker import message_bytes
 from bascule.threads.clock import elapsed_s
 from bascule.writer.position import COMMON, DIVERT, Position, lag_group, position_key, position_partition
@@ -77,7 +78,7 @@ async def test_housekeeping_keeps_journal_short_and_loses_nothing(kafka: KafkaIn
         assert kafka.partition(JOURNAL).first > 60
         before = kafka.partition(JOURNAL).end
         await broker.send("orders", *map(str, range(110)))
-        await until(lambda: broker.node.retention_holds[-1].offset > before, "a round begins by itself")
+        await until(lambda: holds_of(broker.node)[-1].offset > before, "a round begins by itself")
     async with serving(kafka, tmp_path) as broker:
         assert await broker.receive("old", 1) == ["oldest"]
         assert await broker.receive("orders", 110) == [str(number) for number in range(110)]
@@ -452,12 +453,12 @@ async def test_journal_is_kept_from_position_of_pipeline_and_reason_is_reported(
         group = kafka.offsets[lag_group(PREFIX, broker.settings.bridge.id, f"{DIVERT}slow")]
         group[JOURNAL, 0] = (5, "the topic is not there")
         await housekept(broker)
-        holds = {hold.name: hold for hold in broker.node.retention_holds if hold.name}
+        holds = {hold.name: hold for hold in holds_of(broker.node) if hold.name}
         assert (holds[f"{DIVERT}slow"].offset, holds[f"{DIVERT}slow"].reason) == (5, "the topic is not there")
         assert (holds[COMMON].offset, holds[COMMON].reason) == (20, "")
         assert kafka.partition(JOURNAL).first == 5
         await housekept(broker)
-        holds = {hold.name: hold for hold in broker.node.retention_holds if hold.name}
+        holds = {hold.name: hold for hold in holds_of(broker.node) if hold.name}
         assert "has not moved since" in holds[COMMON].reason
 
 
@@ -477,7 +478,7 @@ async def test_journal_is_pinned_for_exclusive_divert_without_position(kafka: Ka
     divert = {"name": "export", "from": "orders", "to": "out", "exclusive": True}
     async with serving(kafka, tmp_path, journal={"snapshot_records": 100}, divert=[divert]) as broker:
         await housekept(broker, "orders")
-        (hold,) = [each for each in broker.node.retention_holds if each.name == f"{DIVERT}export"]
+        (hold,) = [each for each in holds_of(broker.node) if each.name == f"{DIVERT}export"]
         assert "an exclusive divert has taken messages" in hold.reason
         assert kafka.partition(JOURNAL).first == hold.offset == 0
 

@@ -15,10 +15,12 @@ from bascule.server.status import COUNTERS, HELP, sum_of
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
 from tests.support.kafka_in_memory import KafkaInMemory
-from tests.unit.server.broker_process import SOON_S, called, kafka, serving
+from tests.unit.server.broker_process import PREFIX, SOON_S, called, kafka, serving
 from tests.unit.server.served import run_async
 
 __all__ = ["kafka"]
+
+SNAPSHOTS = f"{PREFIX}.snapshots"
 
 
 @run_async
@@ -68,6 +70,21 @@ async def test_queue_subscription_and_connection_are_reported(kafka: KafkaInMemo
         }  # fmt: skip
         journaling = broker.node.engine.journaling
         assert (status["gauges"]["epoch"], status["gauges"]["journal_sequence"]) == (journaling.epoch, journaling.confirmed_sequence)
+
+
+@run_async
+async def test_last_snapshot_is_reported_with_its_time_and_size(kafka: KafkaInMemory, tmp_path: Path) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        admin = Administrator(broker.node)
+        gauges = (await admin.status())["gauges"]
+        assert (gauges["snapshot_timestamp_seconds"], gauges["snapshot_bytes"]) == (0, 0)
+        before_s = time.time()
+        await broker.send("orders", "1")
+        await broker.epoch.housekeeping.rounds()
+        gauges = (await admin.status())["gauges"]
+        assert before_s <= gauges["snapshot_timestamp_seconds"] <= time.time()
+        stored = {bytes(each.key): each.value for each in kafka.partition(SNAPSHOTS).records.values() if each.value is not None}
+        assert gauges["snapshot_bytes"] == max(len(value) for key, value in stored.items() if key.endswith(b"/0")) > 0
 
 
 @run_async

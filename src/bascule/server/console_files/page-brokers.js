@@ -1,7 +1,7 @@
 // This broker: role, epoch, journal, memory, and what the journal is kept for; and the other brokers of the journal.
 
 import { look } from "./api.js";
-import { bytes, facts, h, number } from "./dom.js";
+import { bytes, facts, h, moment, number } from "./dom.js";
 import { follow, live } from "./live.js";
 import { BROKER } from "./requests.js";
 import { grid } from "./table.js";
@@ -16,6 +16,14 @@ function pins(found) {
     each.released ? `released: ${each.reason}` : each.reason]));
 }
 
+// The last snapshot, from which a broker starts, and the records that it would read after it.
+function snapshots(gauges, found) {
+  const made = gauges.snapshot_timestamp_seconds > 0;
+  const later = found.find((each) => each.keeper === "snapshot");
+  return [["Last snapshot", made ? moment(gauges.snapshot_timestamp_seconds * 1000) : "none in this epoch yet"], ["Size", made ? bytes(gauges.snapshot_bytes) : ""],
+    ["Records since", later ? number(later.records) : ""], ["Journal since", later ? bytes(later.bytes) : ""]];
+}
+
 function drawn() {
   const { now } = live;
   if (now === null) return [h("p", { class: "muted" }, live.error || "asking the broker")];
@@ -26,6 +34,7 @@ function drawn() {
     h("h2", {}, "Journal"),
     facts([["Epoch", number(gauges.epoch)], ["Offset", number(gauges.journal_offset)], ["Sequence", number(gauges.journal_sequence)],
       ["Not stored yet", bytes(gauges.journal_in_flight_bytes)], ["Foreign records", number(gauges.journal_foreign_records)]]),
+    h("h2", {}, "Snapshots"), facts(snapshots(gauges, now.pins)),
     h("h2", {}, "What keeps the journal, as of the last snapshot"), pins(now.pins),
     h("h2", {}, "Memory"),
     memory ? facts([["Used", bytes(memory.used_bytes)], ["Limit", bytes(memory.limit_bytes)], ["Bodies in spill files", bytes(memory.spilled_bytes)],
