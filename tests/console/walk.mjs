@@ -112,6 +112,7 @@ const steps = {
     await press(page, "What happened");
     await shows(page, "accepted");
     await shows(page, "waiting");
+    await picture(page, "life");
     await enter(page, "id", "ID:nobody");
     await press(page, "Search");
     await shows(page, "No message with this id");
@@ -207,6 +208,11 @@ const steps = {
     await shows(page, "running, paused wanted");
     await press(page, "resume");
     await hidesText(page, "paused wanted");
+    await press(page, "restart");
+    await shows(page, "The task of the pipeline ends and starts again at its position.");
+    await press(page, "restart", "dialog");
+    await shows(page, "restart: delayed");
+    await closeToasts();
     await press(page, "stop");
     await press(page, "stop", "dialog");
     await shows(page, "running, stopped wanted");
@@ -231,6 +237,17 @@ const steps = {
     await shows(page, "refused, nothing has moved: topic 'airports' was recreated (asked by bob");
     await pageOf("ingresses", "weather");
     await shows(page, "applied: the positions have moved (asked by bob");
+  },
+  async "a position is moved as its plan says, after the plan was confirmed"() {
+    await press(page, "stop");
+    await press(page, "stop", "dialog");
+    await shows(page, "unassigned, stopped wanted");
+    await press(page, "Move the position");
+    await enter(page, "to", "earliest", "dialog");
+    await press(page, "Show what it means", "dialog");
+    await shows(page, "weather 0: from 2 to 0, skips 0, repeats 2");
+    await press(page, "Move", "dialog");
+    await shows(page, "accepted; the driver has not handled it yet (asked by ann");
   },
   async "an ingress is created and deleted"() {
     await goTo(page, "Pipelines");
@@ -319,6 +336,8 @@ const steps = {
   async "the broker, its settings and permissions"() {
     await goTo(page, "Broker");
     await shows(page, "What keeps the journal");
+    await page.waitForFunction(() => /Last snapshot\s+\d{4}-/.test(document.querySelector("main").innerText));
+    await shows(page, "Records since");
     await shows(page, "this page");
     await page.waitForFunction(() => /active/.test([...document.querySelectorAll("main tbody tr")].find((row) => row.innerText.includes("this page")).innerText));
     await picture(page, "broker");

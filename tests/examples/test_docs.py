@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,11 @@ from bascule.config import load
 from bascule.embedded.java import find_jdk
 from bascule.embedded.process import free_port
 from tests.examples.pages import ROOT, Block, blocks, missing, pages
+from tests.support.console import Console
 from tests.support.speed import SLOWNESS
 
 START = ROOT / "docs" / "start.md"
+README = ROOT / "README.md"
 #: Time for Kafka, broker and Spark to start on a loaded machine.
 READY_TIMEOUT_S = 240.0 * SLOWNESS
 RUN_TIMEOUT_S = 180.0 * SLOWNESS
@@ -72,29 +76,52 @@ class Reader:
             process.kill()
             process.wait()
 
+    def console(self) -> Console:
+        """Return the console at the address that the README names."""
+        (url,) = re.findall(r"`(http://\S+)/console/`", README.read_text())
+        return Console(self.typed(url), self.directory / "bascule-data")
+
     def logs(self) -> str:
         return "".join(f"\n--- {log.name}\n{log.read_text()[-2000:]}" for log in self.directory.glob("bascule-data/logs/*.log"))
 
 
 @pytest.mark.services
 @pytest.mark.timeout(600)
-def test_commands_of_the_first_steps_print_the_output_shown(tmp_path: Path) -> None:
+def test_commands_of_the_first_steps_print_the_output_shown_and_the_console_shows_the_first_message(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     (serve,) = blocks(START, "serve")
     assert blocks(START, "run")
     assert blocks(START, "shows")
+    begun_s = time.monotonic()
     with reader.serving(serve) as output:
+        reader.run(first_message())
+        reader.console().shows("Messages", '{"flight": 11}', path="messages?queue=flights")
+        sys.stdout.write(f"first message in the console {time.monotonic() - begun_s:.1f} s after the start of `bascule up`\n")
         for block in blocks(START):
             if block.purpose == "run":
-                output = reader.run(block)
+                output = reader.run(without(first_message(), block))
             elif block.purpose == "shows":
                 line = missing(reader.typed(block.text), output)
                 assert line is None, f"line {block.line}: not shown: {line}\n{output}{reader.logs()}"
 
 
+def first_message() -> Block:
+    """Return the first command that the README lets a user type after `bascule up`; the first steps begin with it, too."""
+    first, start = (blocks(page, "run")[0] for page in (README, START))
+    (command, *_), begin = first.text.splitlines(keepends=True), start.text
+    assert begin.startswith(command)
+    assert [block.text for block in blocks(README, "serve")] == [block.text for block in blocks(START, "serve")]
+    return replace(first, text=command)
+
+
+def without(done: Block, block: Block) -> Block:
+    """Return a block without the command that is done already."""
+    return replace(block, text=block.text.removeprefix(done.text))
+
+
 def test_commands_of_the_readme_all_occur_in_the_first_steps() -> None:
     known = [line for purpose in ("serve", "run") for block in blocks(START, purpose) for line in block.text.splitlines()]
-    readme = blocks(ROOT / "README.md")
+    readme = blocks(README)
     typed = [line for block in readme if block.purpose in ("serve", "run") for line in block.text.splitlines()]
     assert typed
     assert [line for line in typed if line not in known] == []

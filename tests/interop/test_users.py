@@ -187,4 +187,4 @@ def test_wrong_passwords_delay_their_user_and_no_other(guarded: Guarded, connect
         guess(guarded.system.port, number)
     watch.read(at_s=ATTACK_S, broker=guarded.system.metrics())
     assert watch.fires("BasculeLoginsFail")
-    Console(guarded.system).shows("Connections", "ann SCRAM-SHA-512")
+    Console.of(guarded.system).shows("Connections", "ann SCRAM-SHA-512")

@@ -19,12 +19,13 @@ from bascule.core.kafka_records import Outgoing
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import own_topics
+from bascule.kafka.admin import Topics
 from bascule.kafka.appender import Appender
 from bascule.kafka.control import ControlTopics
 from bascule.pipelines.spec import PipelinesSpec
 from bascule.server.pipelines import wall_ms
 from bascule.writer.control import DRIVER_KEY, DriverReport, OffsetsWish, PipelineReport, PipelineState
-from bascule.writer.position import MOVED, MovedMark, position_partition
+from bascule.writer.position import MOVED, MovedMark, Position, position_key, position_partition
 from bascule.xa.jms import JmsResource
 from bascule.xa.xid import branch, new_gtrid
 from tests.scenarios.test_redrive import bury
@@ -47,6 +48,9 @@ users = { ann = "secret", eve = "secret", vic = "secret" }
 operators = ["ann"]
 editors = ["eve"]
 viewers = ["vic"]
+
+[journal]
+snapshot_records = 100
 
 [admin]
 manage = ["operators"]
@@ -107,6 +111,16 @@ def report_pipelines(system: System) -> None:
         latency_p50_s=0.021, latency_p99_s=1.5,
     )  # fmt: skip
     with closing(ControlTopics(kafka, names)) as topics:
+        # The ingress has taken two records of its topic.
+        Topics(kafka).create("weather", 1, {})
+        with closing(Appender(kafka)) as appender:
+            for text in ("rain", "snow", "sun"):
+                appender.append(Outgoing("weather", None, text.encode(), partition=0)).result(WAIT_S)
+            key, taken = (
+                position_key("ingress:weather", "weather", 0),
+                Position("weather", Topics(kafka).id("weather"), 0, 2, owner="host-1"),
+            )
+            appender.append(Outgoing(names.positions, key.encode(), taken.encode(), partition=position_partition(key))).result(WAIT_S)
         for future in topics.report({"divert:delayed": report, DRIVER_KEY: DriverReport("host-1", later_ms, True)}):
             future.result(WAIT_S)
         for pipeline in ("divert:delayed", "ingress:airports", "ingress:weather"):
@@ -200,11 +214,16 @@ def test_every_page_of_the_console_works_in_a_browser(secured: System, tmp_path:
                 "ADMIN": f"http://127.0.0.1:{secured.admin_port}", "HOSTILE": HOSTILE, "XID": str(xid), "WAIT_MS": str(int(STEP_MS)),
                 "PICTURES": str(Path(pictures).resolve()) if pictures else "",
             })  # fmt: skip
+    with closing(ControlTopics({"bootstrap.servers": secured.bootstrap}, JournalTopics(secured.prefix))) as topics:
+        wishes = topics.wishes(WAIT_S)
+    moved = wishes.offsets["ingress:weather"]
+    assert [(each.topic, each.partition, each.offset, each.to) for each in moved.moves] == [("weather", 0, 2, 0)]
+    assert moved.by == "ann"
     said = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     done = {(each["who"], each["action"]) for each in said}
     actions = (
-        "console login", "console logout", "queues/purge", "messages/send", "messages", "divert pause", "divert stop", "ingress create",
-        "ingress delete", "redrive run", "redrive discard",
+        "console login", "console logout", "queues/purge", "messages/send", "messages", "divert pause", "divert restart", "divert stop",
+        "ingress offsets", "ingress create", "ingress delete", "redrive run", "redrive discard",
     )  # fmt: skip
     assert {("ann", action) for action in actions} <= done
     assert not any("the console" in json.dumps(each) for each in said), "the audit has no content of messages"

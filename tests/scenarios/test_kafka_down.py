@@ -88,7 +88,7 @@ def test_send_fails_with_clear_error_while_kafka_stays_paused_and_broker_recover
         watch = Watch()
         watch.read(broker=system.metrics())
         assert watch.fires("BasculeNoActiveBroker")
-        Console(system).shows("Broker", "persistent messages are refused until Kafka stores them")
+        Console.of(system).shows("Broker", "persistent messages are refused until Kafka stores them")
         assert "persistent messages are refused until Kafka stores them" in reason
         assert not repeated.done()
         assert system.depth(name) == 2

@@ -49,7 +49,7 @@ def night(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def console(night: System) -> Console:
-    return Console(night)
+    return Console.of(night)
 
 
 def fires(system: System, *alerts: str) -> None:
@@ -188,12 +188,12 @@ def test_killed_broker_is_missing_until_it_stands_by_again(kafka: EmbeddedKafka,
         assert [each["instance"] for each in watch.fires("BasculeBrokerDown")] == ["one"]
         assert watch.fires("BasculeNoStandby")
         assert "replacing the elected broker" in standby.broker.said()
-        Console(standby).shows("Broker", "active this page", "Role active")
+        Console.of(standby).shows("Broker", "active this page", "Role active")
         killed.broker.launch()
         wait_for(killed.stands_by, "the killed broker to stand by")
         watch.read(one=killed.metrics(), two=standby.metrics())
         assert not watch.fires("BasculeBrokerDown") + watch.fires("BasculeNoStandby")
-        Console(standby).shows("Broker", "standby")
+        Console.of(standby).shows("Broker", "standby")
 
 
 def test_end_of_a_certificate_is_announced_and_files_that_do_not_fit_are_not_loaded(

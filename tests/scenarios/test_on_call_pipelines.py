@@ -32,7 +32,7 @@ class Night:
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str, directory: Path) -> None:
         self.system = System(kafka.bootstrap, directory, prefix=prefix, config=DIVERT)
-        self.console = Console(self.system)
+        self.console = Console.of(self.system)
         self.watch = Watch()
         self.topics = JournalTopics(prefix)
         spec = DivertSpec("orders", "#", "${address}", start=StartPosition(EARLIEST))

@@ -247,3 +247,13 @@ def test_limits_of_undivided_work_exist_in_the_code() -> None:
         assert [module for module in modules if not (product / module).exists()] == []
         names = [name.removeprefix("broker.") for name in re.findall(r"`([\w.]+)`", limit)]
         assert [name for name in names if not re.search(rf"\b{name}\b", source)] == []
+
+
+def test_each_page_of_the_console_has_a_picture_that_the_guide_shows() -> None:
+    files = {each.stem.removeprefix("page-") for each in (ROOT / "src/bascule/server/console_files").glob("page-*.js")}
+    pages_of = {name.replace("brokers", "broker") for name in files}
+    taken = set(re.findall(r'picture\(page, "([\w-]+)"\)', (ROOT / "tests/console/walk.mjs").read_text()))
+    shown = set(re.findall(r"pictures/([\w-]+)\.webp", (DOCS / "guides" / "console.md").read_text()))
+    assert len(pages_of) > 20
+    assert pages_of - shown == set()
+    assert taken == shown == {each.stem for each in (DOCS / "pictures").glob("*.webp")}
