@@ -16,7 +16,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from tests.scenarios.crowd import crowd
 from tests.support.canary import Canary, canary
 from tests.support.speed import SLOWNESS
-from tests.support.stalls import longest_turn_s
+from tests.support.stalls import check_turns
 from tests.support.system import System, wait_for
 from tests.support.usage import memory_mib
 
@@ -61,7 +61,7 @@ def idle(kafka: EmbeddedKafka, directory: Path, prefix: str, count: int) -> None
             assert many.count == count
             assert many.end() == [count]
             bird.look()
-        turn_s, gap_s = longest_turn_s(system.metrics()), max(bird.times_s)
+        turn_s, gap_s = check_turns(system.metrics()), max(bird.times_s)
         log.info("idle", connections=count, connected_s=connected_s, each_kib=each_kib, longest_gap_s=gap_s, longest_turn_s=turn_s)
         check(bird)
         assert each_kib < IDLE_KIB_MAX
@@ -79,7 +79,7 @@ def churn(kafka: EmbeddedKafka, directory: Path, prefix: str, per_second: int, s
             count, rate, longest_open_s = many.end()
             bird.look()
         more_mib = memory_mib(system.broker.pid) - before_mib
-        turn_s, gap_s = longest_turn_s(system.metrics()), max(bird.times_s)
+        turn_s, gap_s = check_turns(system.metrics()), max(bird.times_s)
         log.info("churn", connections=count, rate=rate, open_s=longest_open_s, gap_s=gap_s, more_mib=more_mib, longest_turn_s=turn_s)
         check(bird)
         wait_for(lambda: system.status()["gauges"]["connections"] <= 1, "all are gone")

@@ -16,7 +16,7 @@ from bascule.embedded.kafka import EmbeddedKafka
 from tests.scenarios.overload import Figures, Overload
 from tests.support.canary import SOON_S
 from tests.support.speed import SLOWNESS
-from tests.support.stalls import longest_turn_s
+from tests.support.stalls import LONGEST_S_MAX, longest_turn_s
 from tests.support.system import System, wait_for
 
 log = get_log(__name__)
@@ -95,6 +95,7 @@ def check(figures: Figures, memory_mib: int) -> None:
     log.info("overload", **dataclasses.asdict(figures))
     assert figures.peak_mib < figures.idle_mib + memory_mib + BEYOND_MIB
     assert figures.round_trips > 5
+    assert 0 < figures.longest_turn_s <= LONGEST_S_MAX
     assert figures.longest_gap_broker_s < GAP_BROKER_S
     assert figures.longest_gap_s < GAP_S
 
