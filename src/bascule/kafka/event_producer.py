@@ -97,8 +97,15 @@ def _library() -> _Library | None:
 
 
 def available(settings: Mapping[str, Any]) -> bool:
-    """Return whether the functions of librdkafka were found and accept values like these; confluent-kafka also accepts functions."""
-    return _library() is not None and all(value is None or isinstance(value, str | int | float) for value in settings.values())
+    """Return whether this system has eventfd, and the functions of librdkafka were found and accept values like these.
+
+    confluent-kafka also accepts functions.
+    """
+    return (
+        hasattr(os, "eventfd")
+        and _library() is not None
+        and all(value is None or isinstance(value, str | int | float) for value in settings.values())
+    )
 
 
 def _text(value: str | float | None) -> bytes | None:

@@ -238,12 +238,14 @@ def test_unusable_report_is_failed_append(cluster: MockCluster, monkeypatch: pyt
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("reason", ["no functions", "a function as a setting"])
+@pytest.mark.parametrize("reason", ["no functions", "a function as a setting", "no eventfd"])
 def test_thread_takes_reports_if_the_client_has_no_descriptor(cluster: MockCluster, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     cluster.create("thread")
     kafka = cluster.kafka
     if reason == "no functions":
         monkeypatch.setattr(event_producer, "_library", lambda: None)
+    elif reason == "no eventfd":
+        monkeypatch.delattr(os, "eventfd")
     else:
         kafka["error_cb"] = lambda _: None
     assert clients.event_producer({**kafka, **GAPLESS_SETTINGS}, "thread") is None
