@@ -13,38 +13,10 @@ import java.util.List;
 import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
-import org.junit.jupiter.api.AfterEach;
-import org.junit.jupiter.api.BeforeEach;
-import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
-import org.junit.jupiter.api.Timeout;
-import org.junit.jupiter.api.function.Executable;
 
 /** The resource of a session, with a real broker. */
-@Tag("broker")
-@Timeout(240)
-class BrokerTest {
-    private static final List<String> BEFORE = List.of("order");
-    private static final List<String> AFTER = List.of("bill of order");
-
-    private Shop shop;
-    private XAResource resource;
-
-    @BeforeEach
-    void open() throws JMSException {
-        shop = new Shop();
-        resource = shop.resource;
-    }
-
-    @AfterEach
-    void close() throws JMSException {
-        shop.close();
-    }
-
-    private static void assertCode(int code, Executable call) {
-        assertEquals(code, assertThrows(XAException.class, call).errorCode);
-    }
-
+class BrokerTest extends BranchTestBase {
     private static boolean isListed(XAResource resource, Xid xid) throws XAException {
         return Arrays.asList(resource.recover(XAResource.TMSTARTRSCAN | XAResource.TMENDRSCAN)).contains(BranchId.of(xid));
     }

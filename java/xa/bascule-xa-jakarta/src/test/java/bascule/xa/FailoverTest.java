@@ -2,38 +2,29 @@ package bascule.xa;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.util.List;
 import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
 import org.junit.jupiter.api.AfterEach;
-import org.junit.jupiter.api.BeforeEach;
-import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
-import org.junit.jupiter.api.Timeout;
 
 /** Connections that are lost in each state of a branch. */
-@Tag("broker")
-@Timeout(240)
-class FailoverTest {
-    private static final List<String> BEFORE = List.of("order");
-    private static final List<String> AFTER = List.of("bill of order");
-
+class FailoverTest extends BranchTestBase {
     private Relay relay;
-    private Shop shop;
-    private XAResource resource;
 
-    @BeforeEach
-    void open() throws Exception {
+    @Override
+    Shop createShop() throws Exception {
         relay = new Relay(Shop.brokerUrl());
-        shop = new Shop(relay.failoverUrl());
-        resource = shop.resource;
+        return new Shop(relay.failoverUrl());
     }
 
+    @Override
     @AfterEach
-    void close() throws Exception {
-        shop.close();
+    void closeShop() throws Exception {
+        super.closeShop();
         relay.close();
     }
 
@@ -49,9 +40,9 @@ class FailoverTest {
     void branchThatLostItsConnectionAtWorkVotesRollback() throws Exception {
         Xid xid = shop.work();
         relay.cut();
-        shop.bills.send(shop.session.createTextMessage("sent after the loss"));
+        bill("sent after the loss");
         resource.end(xid, XAResource.TMSUCCESS);
-        assertEquals(XAException.XA_RBCOMMFAIL, assertThrows(XAException.class, () -> resource.prepare(xid)).errorCode);
+        assertCode(XAException.XA_RBCOMMFAIL, () -> resource.prepare(xid));
         assertEquals(BEFORE, shop.waiting());
         assertNextBranchWorks();
     }
@@ -106,6 +97,108 @@ class FailoverTest {
             expected = BEFORE;
         }
         assertEquals(expected, shop.waiting());
+    }
+
+    /** Ends a branch as a commit would, and checks that it is rolled back. */
+    private void assertRolledBack(Xid xid, boolean onePhase) {
+        XAException failure = assertThrows(XAException.class, () -> {
+            if (onePhase) {
+                resource.commit(xid, true);
+            } else {
+                resource.prepare(xid);
+            }
+        });
+        assertTrue(failure.errorCode >= XAException.XA_RBBASE && failure.errorCode <= XAException.XA_RBEND, "code " + failure.errorCode);
+    }
+
+    @Test
+    void suspendedBranchThatLostItsConnectionIsRolledBack() throws Exception {
+        for (boolean onePhase : new boolean[] {false, true}) {
+            Xid xid = suspended();
+            relay.cut();
+            resource.end(xid, XAResource.TMSUCCESS);
+            assertRolledBack(xid, onePhase);
+            assertEquals(BEFORE, shop.waiting());
+        }
+        assertNextBranchWorks();
+    }
+
+    @Test
+    void branchThatWasLeftAndItsSuccessorAreRolledBackWithTheirConnection() throws Exception {
+        for (boolean onePhase : new boolean[] {false, true}) {
+            Xid outer = suspended();
+            Xid inner = billed("inner");
+            relay.cut();
+            resource.end(inner, XAResource.TMSUCCESS);
+            resource.end(outer, XAResource.TMSUCCESS);
+            assertRolledBack(outer, onePhase);
+            assertRolledBack(inner, onePhase);
+            assertEquals(BEFORE, shop.waiting());
+        }
+        assertNextBranchWorks();
+    }
+
+    @Test
+    void resumedBranchWhoseFirstPartWasLostIsRolledBackAsAWhole() throws Exception {
+        for (boolean onePhase : new boolean[] {false, true}) {
+            Xid outer = suspended();
+            Xid inner = billed("inner");
+            resource.end(inner, XAResource.TMSUCCESS);
+            resource.rollback(inner);
+            relay.cut();
+            resource.start(outer, XAResource.TMRESUME);
+            bill("after the loss");
+            resource.end(outer, XAResource.TMSUCCESS);
+            assertRolledBack(outer, onePhase);
+            assertEquals(BEFORE, shop.waiting());
+        }
+        assertNextBranchWorks();
+    }
+
+    @Test
+    void branchIsRolledBackIfTheAnswerToItsSuspensionIsLost() throws Exception {
+        Xid outer = suspended();
+        cutAfterNextRequest();
+        Xid inner = billed("inner");
+        resource.end(outer, XAResource.TMSUCCESS);
+        assertRolledBack(outer, false);
+        resource.end(inner, XAResource.TMSUCCESS);
+        assertEquals(XAResource.XA_OK, resource.prepare(inner));
+        resource.commit(inner, false);
+        assertEquals(List.of("order", "inner"), shop.waiting());
+    }
+
+    @Test
+    void lostAnswerToTheRollbackOfABranchThatWasLeftIsNoError() throws Exception {
+        Xid outer = suspended();
+        Xid inner = billed("inner");
+        cutAfterNextRequest();
+        resource.rollback(outer);
+        assertEquals(BEFORE, shop.waiting());
+        assertCode(XAException.XAER_NOTA, () -> resource.start(outer, XAResource.TMRESUME));
+        resource.end(inner, XAResource.TMSUCCESS);
+        assertRolledBack(inner, false);
+        assertNextBranchWorks();
+    }
+
+    @Test
+    void lostAnswerToTheRollbackOfAPreparedBranchIsAskedForAgain() throws Exception {
+        Xid xid = shop.worked();
+        assertEquals(XAResource.XA_OK, resource.prepare(xid));
+        cutAfterNextRequest();
+        resource.rollback(xid);
+        assertEquals(BEFORE, shop.waiting());
+        assertCode(XAException.XA_HEURRB, () -> resource.commit(xid, false));
+        assertNextBranchWorks();
+    }
+
+    @Test
+    void lostAnswerToTheRollbackOfABranchThatIsNotPreparedIsNoError() throws Exception {
+        Xid xid = shop.worked();
+        relay.cutInsteadOfAnswer();
+        resource.rollback(xid);
+        shop.awaitWaiting(BEFORE);
+        assertNextBranchWorks();
     }
 
     /** Creates the links for requests, so that the next request is one message. */

@@ -2,7 +2,6 @@ package bascule.xa;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
-import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import jakarta.jms.JMSException;
@@ -13,42 +12,22 @@ import java.util.concurrent.CompletableFuture;
 import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
-import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
-import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
-import org.junit.jupiter.api.Timeout;
-import org.junit.jupiter.api.function.Executable;
 
 /** Two sessions of a connection in one branch, with a real broker. */
-@Tag("broker")
-@Timeout(240)
-class JoinTest {
-    private static final List<String> BEFORE = List.of("order");
-    private static final List<String> AFTER = List.of("bill of order", "joined");
+class JoinTest extends BranchTestBase {
+    private static final List<String> JOINED = List.of("bill of order", "joined");
 
-    private Shop shop;
     private XASession second;
     private MessageProducer bills;
-    private XAResource resource;
     private XAResource joining;
 
     @BeforeEach
-    void open() throws JMSException {
-        shop = new Shop();
-        resource = shop.resource;
+    void join() throws JMSException {
         second = shop.connection.createXASession();
         joining = second.getXAResource();
         bills = second.createProducer(shop.bills.getDestination());
-    }
-
-    @AfterEach
-    void close() throws JMSException {
-        shop.close();
-    }
-
-    private static void assertCode(int code, Executable call) {
-        assertEquals(code, assertThrows(XAException.class, call).errorCode);
     }
 
     /** Works in a branch with both sessions. */
@@ -73,7 +52,7 @@ class JoinTest {
         assertEquals(XAResource.XA_OK, resource.prepare(xid));
         assertEquals(List.of(), shop.waiting());
         resource.commit(xid, false);
-        assertEquals(AFTER, shop.waiting());
+        assertEquals(JOINED, shop.waiting());
         Xid next = Branch.create();
         joining.start(next, XAResource.TMNOFLAGS);
         bills.send(second.createTextMessage("next"));
@@ -91,7 +70,7 @@ class JoinTest {
         joining.rollback(prepared);
         assertEquals(BEFORE, shop.waiting());
         joining.commit(ended(), true);
-        assertEquals(AFTER, shop.waiting());
+        assertEquals(JOINED, shop.waiting());
     }
 
     @Test

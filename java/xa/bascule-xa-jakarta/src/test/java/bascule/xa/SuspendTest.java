@@ -1,63 +1,15 @@
 package bascule.xa;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertThrows;
 
-import jakarta.jms.JMSException;
 import java.util.List;
 import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
-import org.junit.jupiter.api.AfterEach;
-import org.junit.jupiter.api.BeforeEach;
-import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
-import org.junit.jupiter.api.Timeout;
-import org.junit.jupiter.api.function.Executable;
 
 /** A session that works in several branches by turns, with a real broker. */
-@Tag("broker")
-@Timeout(240)
-class SuspendTest {
-    private static final List<String> BEFORE = List.of("order");
-
-    private Shop shop;
-    private XAResource resource;
-
-    @BeforeEach
-    void open() throws JMSException {
-        shop = new Shop();
-        resource = shop.resource;
-    }
-
-    @AfterEach
-    void close() throws JMSException {
-        shop.close();
-    }
-
-    private static void assertCode(int code, Executable call) {
-        assertEquals(code, assertThrows(XAException.class, call).errorCode);
-    }
-
-    private void bill(String text) throws JMSException {
-        shop.bills.send(shop.session.createTextMessage(text));
-    }
-
-    /** Returns a branch that has sent a bill and has not ended. */
-    private Xid billed(String text) throws Exception {
-        Xid xid = Branch.create();
-        resource.start(xid, XAResource.TMNOFLAGS);
-        bill(text);
-        return xid;
-    }
-
-    /** Returns a suspended branch, which has received the order and sent its bill. */
-    private Xid suspended() throws Exception {
-        Xid xid = shop.work();
-        resource.end(xid, XAResource.TMSUSPEND);
-        return xid;
-    }
-
+class SuspendTest extends BranchTestBase {
     @Test
     void sessionWorksInAnotherBranchWhileItsBranchIsSuspended() throws Exception {
         Xid outer = suspended();
