@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 
 import pytest
 
+from bascule.core.effects import run_blocking
 from bascule.core.errors import InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka import slot
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import Stored
+from bascule.threads.clock import elapsed_s
 from bascule.xa import Vote, Xid
-from bascule.xa import kafka as module
 from bascule.xa.errors import BranchRolledBack, DuplicateXid, OutOfOrder, UnknownXid
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_protocol import LIMITS, BranchLimits
@@ -281,25 +281,35 @@ def test_started_branches_are_listed_separately_and_only_old_branches_are_swept(
     kept = prepared(resource, topic, "kept")
     assert resource.recover() == [kept]
     assert set(resource.started()) >= {started}
-    sweeper = make("sweeper", BranchLimits(unprepared_kept_s=-1.0, clean_interval_s=-1.0))
+    sweeper = make("sweeper", BranchLimits(unprepared_kept_s=-60.0, clean_interval_s=-1.0))
     assert sweeper.recover() == [kept]
     wait_for(lambda: started not in sweeper.started(), "the deletion of unprepared messages")
     sweeper.commit(kept)  # its messages were not deleted
 
 
 def test_branch_prepared_while_the_sweeper_was_paused_is_not_swept(make: Make, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    resource, sweeper = make(), make("sweeper", BranchLimits(clean_interval_s=-1.0))
-    read, kept = sweeper._calls.table, []
+    resource, sweeper, xid = make(), make("sweeper", BranchLimits(clean_interval_s=-1.0)), new_xid()
+
+    def sent() -> int:
+        return sum(run_blocking(sweeper._calls.side_ends()).values())
+
+    assert resource.recover() == []  # creates the topics
+    before = sent()
+    resource.start(xid, timeout_s=TIMEOUT_S).send(topic, b"kept")
+    resource.end(xid, success=True)
+    wait_for(lambda: sent() > before, "the message to be stored")
+    assert sweeper.recover() == []  # its ends are noted
+    read = sweeper._calls.table
 
     async def read_and_stand_still() -> Mapping[bytes, Stored]:
         table = await read()
-        kept.append(prepared(resource, topic, "kept"))
-        monkeypatch.setattr(module, "now_ms", lambda: time.time_ns() // 1_000_000 + 25 * 3_600_000)
+        assert resource.prepare(xid) is Vote.YES
+        monkeypatch.setattr(sweeper._calls, "monotonic_s", lambda: elapsed_s() + 25 * 3600.0)
         return table
 
     monkeypatch.setattr(sweeper._calls, "table", read_and_stand_still)
     assert sweeper.recover() == []
-    make("recoverer").commit(kept[0])
+    make("recoverer").commit(xid)
 
 
 def test_no_two_processes_have_the_same_transactional_ids_by_default() -> None:

@@ -29,7 +29,6 @@ ROOM_MS: Final = 10.0
 TRANSACTION_MS: Final = 50.0
 LONG_TRANSACTION_MS: Final = 900.0
 #: The header of a record on the side topic with its timestamp in ms.
-AT: Final = "at"
 
 Log = Mapping[bytes, Stored]
 
@@ -143,8 +142,7 @@ class SimulatedCalls:
         at = self._kafka.partition(record.topic, record.partition)
         if at not in self._appenders:
             self._appenders[at] = Single(self._kafka, self._process, at)
-        headers = (*record.headers, (AT, b"%d" % self.now_ms())) if record.topic == TOPICS.side else record.headers
-        return Receipt(self._appenders[at].append(ToWrite(record.key, record.value, headers)))
+        return Receipt(self._appenders[at].append(ToWrite(record.key, record.value, record.headers)))
 
     async def transact(self, slot: str, make: Make) -> None:
         """See BranchCalls."""
@@ -167,15 +165,15 @@ class SimulatedCalls:
                     await self._process.sleep(POLL_MS)
         except KafkaFault as fault:
             raise Unavailable(f"the side topic cannot be read: {fault}") from fault
-        return [SideRecord(record.key, record.value, list(record.headers)[:-1]) for record in found]  # type: ignore[arg-type]
+        return [SideRecord(record.key, record.value, list(record.headers)) for record in found]  # type: ignore[arg-type]
 
-    async def side_offsets(self, at_ms: int) -> Mapping[int, int]:
+    async def side_ends(self) -> Mapping[int, int]:
         """See BranchCalls."""
         found = {}
         for index in range(TOPICS.partitions):
             at = self._kafka.partition(TOPICS.side, index)
             try:
-                found[index] = await self._kafka.request(self._process, "ListOffsets", partial(_first_since, at, at_ms), at=at)
+                found[index] = await self._kafka.request(self._process, "ListOffsets", at.latest, at=at)
             except KafkaFault as fault:
                 raise Unavailable(str(fault)) from fault
         return found
@@ -204,8 +202,3 @@ class SimulatedCalls:
         for slot in sorted(slots_of(table).difference(self._own_slots)):
             self._process.world.note("end open transaction", self._process.name)
             self._process.spawn(Producer(self._kafka, self._process, slot).init())
-
-
-def _first_since(partition: Partition, at_ms: int) -> int:
-    there = (record for record in partition.records if partition.start <= record.offset < partition.latest())
-    return next((record.offset for record in there if int(dict(record.headers)[AT] or 0) >= at_ms), partition.latest())

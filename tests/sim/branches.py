@@ -20,7 +20,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.xa.effects import Participant
 from bascule.xa.errors import HeuristicOutcome, TransactionInDoubt, TransactionRolledBack, TransactionTimedOut, XaError
 from bascule.xa.kafka_protocol import BranchLimits, KafkaBranches
-from bascule.xa.kafka_records import STARTED
+from bascule.xa.kafka_records import STARTED, is_about_branch
 from bascule.xa.log import Decision, LogState, Outcome, decode
 from bascule.xa.recovery_protocol import RecoveryProtocol
 from bascule.xa.resource import Vote
@@ -377,7 +377,10 @@ class BranchSimulation:
     def _open(self) -> Iterator[str]:
         """Yield what has not ended yet."""
         prepared = self._latest(TOPICS.log, TOPICS.partitions)
-        yield from (f"{key.decode()} in the log of branches" for key in prepared if not key.endswith(STARTED))
+        branches = [key.decode() for key in prepared if is_about_branch(key) and not key.endswith(STARTED)]
+        yield from (f"{branch} in the log of branches" for branch in branches)
+        # The coordinator has answered the commit, and the marker is on its way to the partition.
+        yield from (f"a transaction in {topic}" for topic in TARGETS if self.kafka.partition(topic).open)
         yield from (f"{xid} in the database" for xid in self.database.prepared)
         state = LogState()
         for value in self._latest(DECISIONS, 1).values():

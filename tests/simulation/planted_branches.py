@@ -9,7 +9,7 @@ from bascule.writer.table import TableViolation
 from bascule.xa.kafka_protocol import KafkaBranchViolation
 from bascule.xa.log_topic import LogTopicViolation
 from bascule.xa.recovery_protocol import RecoveryViolation
-from tests.sim.branches import SLOW_LINE_MS, BranchSimulation
+from tests.sim.branches import MANAGER, PREPARE_WITHIN_S, SLOW_LINE_MS, BranchSimulation
 from tests.simulation.planting import Planted
 from tests.support.history import Tally
 
@@ -40,6 +40,18 @@ def managers_stand_still(simulation: BranchSimulation) -> None:
     """Managers are stopped, while others recover and clean up."""
     simulation.troubles = {"stop": 1.0}
     simulation.pause_ms = 20.0
+
+
+def remains_are_kept_briefly(simulation: BranchSimulation) -> None:
+    """Managers are stopped, and messages are deleted soon after the time in which their branch must be prepared."""
+    managers_stand_still(simulation)
+    simulation.limits = simulation.limits._replace(unprepared_kept_s=PREPARE_WITHIN_S + 0.01)
+
+
+def clocks_are_ahead(simulation: BranchSimulation) -> None:
+    """The wall clocks of half of the machines are 25 hours ahead."""
+    simulation.left = 16
+    simulation.world.offsets_ms |= {f"{MANAGER}{number}": 25 * 3_600_000.0 for number in range(1, 100, 2)}
 
 
 def answers_of_kafka_are_lost(simulation: BranchSimulation) -> None:
@@ -99,7 +111,13 @@ _ROWS: Final = (
         KafkaBranchViolation.PREPARED_LATE,
         "a branch in Kafka counts as prepared although its messages may have been deleted",
         ("lost", "xa-split", "xa-stuck"),
-        managers_stand_still,
+        remains_are_kept_briefly,
+    ),
+    _Row(
+        KafkaBranchViolation.AGE_BY_WALL_CLOCK,
+        "a process whose wall clock is a day ahead deletes the messages of branches that may still be prepared",
+        ("lost", "xa-split", "xa-stuck"),
+        clocks_are_ahead,
     ),
     _Row(
         KafkaBranchViolation.ENDED_BESIDE_CALL,

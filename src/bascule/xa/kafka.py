@@ -11,7 +11,6 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -26,6 +25,7 @@ from bascule.kafka.compacted import Stored, trim
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.own_topics import BRANCH_PARTITIONS
 from bascule.kafka.transactional import end_open_transactions
+from bascule.threads.clock import elapsed_s
 from bascule.threads.joint import JointTry
 from bascule.threads.loops import in_own_thread
 from bascule.xa.blocking import now_ms
@@ -200,7 +200,7 @@ class KafkaCalls:
 
     def monotonic_s(self) -> float:
         """See BranchCalls."""
-        return time.monotonic()
+        return elapsed_s()
 
     def turn(self, slot: str) -> AbstractAsyncContextManager[object]:
         """See BranchCalls."""
@@ -238,10 +238,10 @@ class KafkaCalls:
         records = TopicHistory(self._kafka, self._topics.side, partition).records(first, last + 1)
         return (SideRecord(record.key(), record.value(), record.headers() or []) for record in records)  # type: ignore[arg-type]
 
-    async def side_offsets(self, at_ms: int) -> Mapping[int, int]:
+    async def side_ends(self) -> Mapping[int, int]:
         """See BranchCalls."""
         partitions = range(self._topics.partitions)
-        return {partition: TopicHistory(self._kafka, self._topics.side, partition).at_time(at_ms) for partition in partitions}
+        return {partition: TopicHistory(self._kafka, self._topics.side, partition).latest() for partition in partitions}
 
     async def trim(self, ends: Mapping[int, int]) -> None:
         """See BranchCalls."""

@@ -56,8 +56,8 @@ class BranchCalls(Protocol):
     async def side(self, partition: int, first: int, last: int) -> Iterable[SideRecord]:
         """Return the records of the side topic between two offsets, both included. Raises Unavailable, also during the iteration."""
 
-    async def side_offsets(self, at_ms: int) -> Mapping[int, int]:
-        """Return, for each partition of the side topic, the first offset that is not older than a time. Raises Unavailable."""
+    async def side_ends(self) -> Mapping[int, int]:
+        """Return the end of each partition of the side topic. Raises Unavailable."""
 
     async def trim(self, ends: Mapping[int, int]) -> None:
         """Delete the records of the side topic before these offsets, as far as possible now."""

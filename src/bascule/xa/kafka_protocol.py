@@ -25,13 +25,17 @@ from bascule.core.kafka_records import Outgoing
 from bascule.writer.errors import RecordRefused
 from bascule.xa.branches import BranchStates
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, OutOfOrder, ResourceError, ResourceFailed, UnknownXid, XaError
+from bascule.xa.kafka_cleaning import Ages, KnownEnds, log_ends, needed, obsolete
 from bascule.xa.kafka_effects import AppendReceipt, BranchCalls
 from bascule.xa.kafka_records import (
+    AGES,
     STARTED,
     BranchTopics,
     LogEntry,
     PreparedBranch,
     copies_of,
+    ended_otherwise,
+    is_about_branch,
     key_of,
     on_side,
     started,
@@ -63,6 +67,8 @@ class KafkaBranchViolation(enum.StrEnum):
     NEEDED_DELETED = "kafka-branch-needed-deleted"
     #: A branch counts as prepared although it took so long that its messages may be deleted.
     PREPARED_LATE = "kafka-branch-prepared-late"
+    #: A process measures with its wall clock how old messages of other processes are.
+    AGE_BY_WALL_CLOCK = "kafka-branch-age-by-wall-clock"
     #: A branch ends although a call of the application is still within it.
     ENDED_BESIDE_CALL = "kafka-branch-ended-beside-call"
 
@@ -79,6 +85,8 @@ class BranchLimits(NamedTuple):
     #: A branch must be prepared within this time, in seconds; messages of branches that were not are deleted long after it.
     prepare_within_s: float = 3600.0
     unprepared_kept_s: float = 24 * 3600.0
+    #: Number of branches ended by other processes whose outcome is kept at least.
+    marks_max: int = 10_000
     #: Interval, in seconds, at which obsolete messages of the side topic are deleted.
     clean_interval_s: float = 600.0
 
@@ -92,6 +100,7 @@ class _Sent:
 
     slot: str
     started_ms: int
+    started_s: float
     receipts: list[AppendReceipt] = field(default_factory=list)
     messages: list[Outgoing] | None = field(default_factory=list)
     size_bytes: int = 0
@@ -146,6 +155,7 @@ class KafkaBranches:
         self._waiting: dict[str, list[_Ending]] = {}
         self._next_slot = itertools.cycle(self.slots)
         self._cleaned_s = calls.monotonic_s()
+        self._ages = Ages(limits.unprepared_kept_s)
 
     @property
     def at_work(self) -> Collection[Xid]:
@@ -157,7 +167,7 @@ class KafkaBranches:
         self._branches.check(xid, Call.START)
         slot = next(self._next_slot)
         self._calls.get_ready(slot)
-        self._sent[xid] = _Sent(slot, self._calls.now_ms())
+        self._sent[xid] = _Sent(slot, self._calls.now_ms(), self._calls.monotonic_s())
         self._branches.move(xid, BranchState.ACTIVE)
 
     async def send(self, xid: Xid, record: Outgoing) -> None:
@@ -253,15 +263,16 @@ class KafkaBranches:
 
     async def recover(self) -> Sequence[Xid]:
         """Return the prepared branches: branches that were not prepared belong to nobody. Cleans up from time to time."""
-        asked_ms = self._calls.now_ms()
+        asked_s = self._calls.monotonic_s()
         table = await self._table()
-        prepared = [self._xid_of(key, entry) for key, entry in table.items() if not key.endswith(STARTED)]
+        prepared = [self._xid_of(key, entry) for key, entry in table.items() if is_about_branch(key) and not key.endswith(STARTED)]
         with self._lock:
             now_s = self._calls.monotonic_s()
+            self._ages.see(table, now_s)
             if due := now_s - self._cleaned_s > self.limits.clean_interval_s:
                 self._cleaned_s = now_s
         if due:
-            await self._clean(table, asked_ms)
+            await self._clean(table, asked_s)
         return prepared
 
     async def started(self) -> dict[Xid, float]:
@@ -300,8 +311,9 @@ class KafkaBranches:
             self._branches.move(xid, BranchState.PREPARED)
             raise ResourceFailed(f"{self.name}: {error}") from error
         self._branches.move(xid, BranchState.PREPARED)
-        late = abs(calls.now_ms() - sent.started_ms) > self.limits.prepare_within_s * 1000
-        if late and KafkaBranchViolation.PREPARED_LATE not in self._violations:
+        # By both clocks: the wall clock may have been set back, and the other one may stop while its machine is suspended.
+        taken_s = max(abs(calls.now_ms() - sent.started_ms) / 1000, calls.monotonic_s() - sent.started_s)
+        if taken_s > self.limits.prepare_within_s and KafkaBranchViolation.PREPARED_LATE not in self._violations:
             raise await self._refused(xid, f"more than {self.limits.prepare_within_s:g} s have passed since its start", Code.XA_RBTIMEOUT)
 
     async def _refused(self, xid: Xid, why: str, code: Code = Code.XA_RBOTHER, cause: BaseException | None = None) -> BranchRolledBack:
@@ -365,7 +377,7 @@ class KafkaBranches:
         if (entry := table.get(key_of(xid))) is None:
             told = told_outcome(table.get(key_of(xid) + STARTED))
             if told is not None and told is not outcome:
-                raise _ended_otherwise(xid, told, one_phase=False)
+                raise ended_otherwise(xid, told, one_phase=False)
             raise UnknownXid(f"{self.name} has no prepared branch {xid}")
         return PreparedBranch.decode(entry.value)
 
@@ -419,7 +431,7 @@ class KafkaBranches:
         if (entry := table.get(key)) is None and KafkaBranchViolation.RECORD_UNCHECKED not in self._violations:
             told = told_outcome(table.get(key + STARTED))
             if told is not None and told is not each.outcome:
-                each.error = _ended_otherwise(each.xid, told, one_phase=each.one_phase)
+                each.error = ended_otherwise(each.xid, told, one_phase=each.one_phase)
             elif not each.tried and not (each.one_phase and told is Outcome.COMMIT):
                 each.error = UnknownXid(f"{self.name} has no prepared branch {each.xid}")
             return []
@@ -443,26 +455,27 @@ class KafkaBranches:
 
     # -- cleaning up ---------------------------------------------------------------------------------------------------------
 
-    async def _clean(self, table: Mapping[bytes, LogEntry], asked_ms: int) -> None:
+    async def _clean(self, table: Mapping[bytes, LogEntry], asked_s: float) -> None:
         """Delete the messages that no prepared branch needs, and the remains of branches that were never prepared.
 
-        ``asked_ms`` is when the read of the table began. The age is measured from then, not from now, because this process may have stalled
+        ``asked_s`` is when the read of the table began. The age is measured from then, not from now, because this process may have stalled
         since: a branch that was older by ``unprepared_kept_s`` at that time is prepared, and in the table, or never will be.
         """
-        old_ms = asked_ms - int(self.limits.unprepared_kept_s * 1000)
-        needed: dict[int, int] = {}
-        for key, entry in table.items():
-            if not key.endswith(STARTED):
-                prepared = PreparedBranch.decode(entry.value)
-                if KafkaBranchViolation.NEEDED_DELETED not in self._violations:
-                    needed[prepared.partition] = min(prepared.first, needed.get(prepared.partition, prepared.first))
-            elif started_ms(entry) < old_ms:
-                self._calls.append(Outgoing(self._topics.log, key, None, partition=entry.partition))
         try:
-            young = await self._calls.side_offsets(old_ms)
+            side = await self._calls.side_ends()
         except Unavailable:
             return  # try again the next time
-        await self._calls.trim({at: min(offset, needed.get(at, offset)) for at, offset in young.items()})
+        ends = self._ages.measured(asked_s, side)
+        if KafkaBranchViolation.AGE_BY_WALL_CLOCK in self._violations:
+            ends = [each._replace(age_s=(self._calls.now_ms() - each.at_ms) / 1000) for each in ends]
+        new = KnownEnds(asked_s - self._calls.monotonic_s(), self._calls.now_ms(), side, log_ends(table))
+        old = [each for each in (*ends, new) if self._ages.is_old(each)]
+        self._calls.append(Outgoing(self._topics.log, AGES, self._ages.stored(ends, new, asked_s), partition=0))
+        for key in obsolete(table, old, self.limits.marks_max):
+            self._calls.append(Outgoing(self._topics.log, key, None, partition=table[key].partition))
+        if old:
+            first = {} if KafkaBranchViolation.NEEDED_DELETED in self._violations else needed(table)
+            await self._calls.trim({at: min(offset, first.get(at, offset)) for at, offset in old[-1].side.items()})
 
     # -- inside --------------------------------------------------------------------------------------------------------------
 
@@ -485,14 +498,3 @@ class KafkaBranches:
     def _gone(self, xid: Xid) -> None:
         self._branches.move(xid, BranchState.NONE)
         self._sent.pop(xid, None)
-
-
-def _ended_otherwise(xid: Xid, told: Outcome, *, one_phase: bool) -> XaError:
-    """Return the error for a branch that another process has ended the other way.
-
-    In one phase, only the branch was to commit; in two phases, the other outcome had been decided.
-    """
-    if one_phase:
-        return BranchRolledBack(f"another process considered branch {xid} abandoned and rolled it back", Code.XA_RBTRANSIENT)
-    code = Code.XA_HEURCOM if told is Outcome.COMMIT else Code.XA_HEURRB
-    return BranchHeuristic(f"another process ended branch {xid} by {told}, contrary to the decision", code)

@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from bascule.core.kafka_records import Outgoing
-from bascule.xa.errors import ResourceError
+from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceError, XaError
 from bascule.xa.log import Outcome
 from bascule.xa.xid import Xid
 
 XID_HEADER: Final = "bascule.xa"
 TARGET_HEADER: Final = "bascule.xa.target"
 STARTED: Final = b"/started"
+#: The key of the log's record about the ages of the topics' ends. It cannot be the id of a branch.
+AGES: Final = b"#ages"
 
 
 class LogEntry(Protocol):
@@ -28,6 +30,10 @@ class LogEntry(Protocol):
     @property
     def partition(self) -> int:
         """Return the partition of the log."""
+
+    @property
+    def offset(self) -> int:
+        """Return the offset in the partition."""
 
     def place(self, topic: str, key: bytes) -> str:
         """Return the place of the record, for error messages."""
@@ -83,6 +89,11 @@ def key_of(xid: Xid) -> bytes:
     return str(xid).encode()
 
 
+def is_about_branch(key: bytes) -> bool:
+    """Return whether a key of the log names a branch."""
+    return key != AGES
+
+
 def xid_of(key: bytes) -> Xid:
     """Return the branch that a key of the log names. Raises InvalidInput and UnicodeDecodeError."""
     return Xid.parse(key.removesuffix(STARTED).decode())
@@ -108,9 +119,20 @@ def started_ms(entry: LogEntry) -> int:
     return at_ms
 
 
+def ended_otherwise(xid: Xid, told: Outcome, *, one_phase: bool) -> XaError:
+    """Return the error for a branch that another process has ended the other way.
+
+    In one phase, only the branch was to commit; in two phases, the other outcome had been decided.
+    """
+    if one_phase:
+        return BranchRolledBack(f"another process considered branch {xid} abandoned and rolled it back", Code.XA_RBTRANSIENT)
+    code = Code.XA_HEURCOM if told is Outcome.COMMIT else Code.XA_HEURRB
+    return BranchHeuristic(f"another process ended branch {xid} by {told}, contrary to the decision", code)
+
+
 def slots_of(table: Mapping[bytes, LogEntry]) -> set[str]:
     """Return the transactional ids that the log names."""
-    return {json.loads(entry.value)["slot"] for entry in table.values()}
+    return {json.loads(entry.value)["slot"] for key, entry in table.items() if is_about_branch(key)}
 
 
 def on_side(record: Outgoing, xid: Xid, topic: str, partition: int) -> Outgoing:

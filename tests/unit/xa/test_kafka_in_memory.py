@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -12,14 +13,18 @@ from unittest.mock import patch
 import pytest
 from confluent_kafka import KafkaError
 
+from bascule.core.effects import run_blocking
 from bascule.core.errors import InvalidInput, TooLarge
+from bascule.core.kafka_records import Outgoing
 from bascule.kafka import clients
 from bascule.kafka.guards import UnsafeTopic
+from bascule.threads.clock import elapsed_s
 from bascule.xa import Vote, Xid
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceError, ResourceFailed, UnknownXid
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_log import KafkaLog
-from bascule.xa.kafka_protocol import LIMITS, BranchLimits, LogEntry
+from bascule.xa.kafka_protocol import LIMITS, BranchLimits
+from bascule.xa.kafka_records import AGES, STARTED, LogEntry, key_of, told_outcome
 from bascule.xa.log import Decision, Heuristic, LogDamaged, Outcome
 from bascule.xa.xid import branch, new_gtrid
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
@@ -255,6 +260,74 @@ def test_messages_of_branch_that_may_still_be_prepared_are_kept(make: Make, kafk
     assert list(make("other", limits).recover()) == []
     assert resource.started().keys() == {xid}
     assert on_side(kafka) == {b"1"}
+
+
+def test_cleaner_with_a_fast_wall_clock_keeps_messages_of_a_branch_that_is_prepared_later(
+    make: Make, kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resource, cleaner = make("one"), make("cleaner", BranchLimits(clean_interval_s=0.0))
+    xid = sent(resource, b"1")
+    monkeypatch.setattr(cleaner._calls, "now_ms", lambda: time.time_ns() // 1_000_000 + 25 * 3_600_000)
+    for _ in range(2):
+        assert list(cleaner.recover()) == []
+    assert on_side(kafka) == {b"1"}
+    assert resource.started().keys() == {xid}
+    assert resource.prepare(xid) is Vote.YES
+    resource.commit(xid)
+    assert kafka.values("orders") == [b"1"]
+
+
+def test_remains_are_deleted_when_processes_together_have_known_them_for_a_day(make: Make, kafka: KafkaInMemory) -> None:
+    """No process runs for a day: each continues the measurement of the one before."""
+    dead = make("dead")
+    xid = sent(dead, b"1")
+    for number in range(8):
+        cleaner = make(f"cleaner{number}", BranchLimits(clean_interval_s=0.0))
+        cleaner.recover()
+        assert on_side(kafka) == {b"1"}, number
+        with patch.object(cleaner._calls, "monotonic_s", lambda: elapsed_s() + 3.0 * 3600):
+            cleaner.recover()
+    assert dead.started() == {}
+    assert on_side(kafka) == set()
+    with pytest.raises(UnknownXid):
+        make("one").commit(xid)
+
+
+def test_branch_that_took_too_long_by_either_clock_is_not_prepared(make: Make) -> None:
+    resource = make("one")
+    for clock, value in (("now_ms", time.time_ns() // 1_000_000 - 25 * 3_600_000), ("monotonic_s", elapsed_s() + 3601.0)):
+        xid = sent(resource, b"1")
+        with patch.object(resource._calls, clock, lambda value=value: value), pytest.raises(BranchRolledBack, match="3600 s have passed"):
+            resource.prepare(xid)
+
+
+def test_outcome_told_by_another_process_is_kept_while_few_are_newer(make: Make, kafka: KafkaInMemory) -> None:
+    resource, operator = make("one"), make("operator")
+    branches = [sent(resource, b"%d" % number) for number in range(3)]
+    for xid in branches:
+        resource.prepare(xid)
+        operator.rollback(xid)
+    cleaner = make("cleaner", BranchLimits(clean_interval_s=0.0, marks_max=2))
+    for hours, left in ((0, 3), (23, 3), (25, 2), (26, 2)):
+        with patch.object(cleaner._calls, "monotonic_s", lambda hours=hours: elapsed_s() + hours * 3600.0):
+            cleaner.recover()
+        assert len(marks(cleaner)) == left
+    for xid in (each for each in branches if key_of(each) + STARTED in marks(cleaner)):
+        with pytest.raises(BranchHeuristic):
+            resource.commit(xid)
+
+
+def test_unreadable_ages_of_messages_are_named(make: Make, kafka: KafkaInMemory) -> None:
+    resource = make("one")
+    resource.recover()
+    resource._calls.append(Outgoing("xa.log", AGES, b"{", partition=0))
+    with pytest.raises(ResourceError, match="unreadable log record"):
+        resource.recover()
+
+
+def marks(resource: KafkaResource) -> list[bytes]:
+    table = run_blocking(resource._calls.table())
+    return [key for key, entry in table.items() if key.endswith(STARTED) and told_outcome(entry) is not None]
 
 
 def test_branches_are_listed_when_kafka_does_not_report_old_offsets(make: Make, kafka: KafkaInMemory) -> None:
