@@ -11,6 +11,22 @@ async function closeToasts() {
   await page.$$eval(".toast button", (found) => found.forEach((each) => each.click()));
 }
 
+// The status of a request with the session of the page, whatever buttons the page has.
+function statusOf(method, path) {
+  return page.evaluate(async (wanted, place) => {
+    const { csrf } = await (await fetch("/console/session")).json();
+    const headers = { "content-type": "application/json", "x-csrf-token": csrf, "x-bascule-console": "1" };
+    return (await fetch(place, { method: wanted, headers, body: wanted === "GET" ? undefined : "{}" })).status;
+  }, method, path);
+}
+
+async function forbidden(user, requests) {
+  for (const [method, path] of requests) {
+    const status = await statusOf(method, path);
+    check(status === 403, `${method} ${path} of ${user} has the status ${status}`);
+  }
+}
+
 async function chooseFirst() {
   await page.waitForSelector("main tbody input[type=checkbox]");
   await page.$eval("main tbody input[type=checkbox]", (box) => box.click());
@@ -400,12 +416,23 @@ const steps = {
     await page.goto(`${process.env.ADMIN}/console/#/queue?name=flights`);
     await shows(page, "Settings of its address");
     check(!(await page.$("main button.danger")), "vic has no dangerous buttons");
-    check((await page.evaluate(async () => (await fetch("/messages?queue=flights")).status)) === 403, "vic may not see messages");
+    await forbidden("vic", [["GET", "/messages?queue=flights"], ["POST", "/messages/send"], ["POST", "/queues/create"], ["POST", "/queues/purge"]]);
     await press(page, "Log out", "header");
     await shows(page, "Password or token");
     await logIn(page, "eve", "secret");
     await shows(page, "eve (edit)");
     await goTo(page, "Messages");
+    const others = await page.$$eval("nav a", (found) => found.map((each) => each.textContent));
+    check(others.includes("Send") && !others.includes("Settings") && !others.includes("Permissions"), `eve sees ${others}`);
+    await goTo(page, "Pipelines");
+    await shows(page, "delayed");
+    const buttons = await page.$$eval("main button", (found) => found.map((each) => each.textContent));
+    check(buttons.length === 0, `eve has the buttons ${buttons}`);
+    await goTo(page, "Transactions");
+    check(!(await page.$("main button.danger")), "eve cannot end transactions");
+    await forbidden("eve", [["PUT", "/diverts/delayed/pause"], ["POST", "/diverts/delayed/restart"], ["PATCH", "/diverts/delayed/offsets"],
+      ["POST", "/diverts"], ["DELETE", "/ingresses/weather"], ["POST", "/connections/close"], ["POST", "/branches/commit"], ["GET", "/settings"],
+      ["POST", "/config/reload"]]);
     await press(page, "Log out", "header");
     await shows(page, "Password or token");
   },

@@ -22,7 +22,17 @@ from tests.support.alerts import Watch
 from tests.support.console import Console
 from tests.support.system import System, wait_for
 
-DIVERT = '[[divert]]\nname = "orders"\nfrom = "#"\nto = "${address}"\nstart = "earliest"\n'
+SNAPSHOT_RECORDS = 100
+CONFIG = f"""
+[journal]
+snapshot_records = {SNAPSHOT_RECORDS}
+
+[[divert]]
+name = "orders"
+from = "#"
+to = "${{address}}"
+start = "earliest"
+"""
 #: The broker takes a driver for dead if it has not reported for a minute and a half.
 SILENT_S = 150.0
 
@@ -31,7 +41,7 @@ class Night:
     """A broker with a divert, and drivers of its pipelines."""
 
     def __init__(self, kafka: EmbeddedKafka, prefix: str, directory: Path) -> None:
-        self.system = System(kafka.bootstrap, directory, prefix=prefix, config=DIVERT)
+        self.system = System(kafka.bootstrap, directory, prefix=prefix, config=CONFIG)
         self.console = Console.of(self.system)
         self.watch = Watch()
         self.topics = JournalTopics(prefix)
@@ -98,6 +108,19 @@ def test_pipelines_of_a_killed_driver_are_unassigned(night: Night) -> None:
         assert night.watch.fires("BasculeNoActiveDriver")
         wait_for(lambda: night.system.ask("diverts")[0]["state"] == "unassigned", "the broker to notice", SILENT_S)
         night.console.shows("Pipelines", "orders unassigned, running wanted")
+
+
+def test_pipelines_whose_driver_prometheus_does_not_read_are_noticed_by_the_records_that_wait_for_them(night: Night) -> None:
+    with night.driven() as driven:
+        driven.carry()
+    night.send("waiting", *map(str, range(2 * SNAPSHOT_RECORDS)))
+
+    def watched() -> Watch:
+        found = Watch()
+        found.read(broker=night.system.metrics())
+        return found
+
+    wait_for(lambda: watched().fires("BasculePipelinesUnwatched"), "a snapshot that counts the records")
 
 
 def test_pipeline_whose_unread_records_were_deleted_stops(night: Night, caplog: pytest.LogCaptureFixture) -> None:

@@ -169,8 +169,7 @@ class _Expression:
         }
 
     def _aggregated(self, function: str) -> Vector:
-        self._need("by")
-        names = self._names()
+        names = self._names() if self._take("by") else []
         self._need("(")
         inner = self._level(0)
         self._need(")")
