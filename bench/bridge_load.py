@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from bascule.client import Message, Queue, connect
 from bascule.core.errors import Unavailable
 from bench.bridges import FROM_KAFKA, STORED_S, TO_KAFKA, Bridge, Sender, Usage
-from bench.latency import BODY_BYTES, POLL_S, WARM_UP_RATE, WARM_UP_S, Arrivals, at_rate, judged, numbered
+from bench.latency import BODY_BYTES, LINGER_MS, POLL_S, WARM_UP_RATE, WARM_UP_S, Arrivals, at_rate, judged, numbered
 from tests.support.speed import SLOWNESS
 from tests.support.system import Late, wait_for
 
@@ -39,10 +39,12 @@ BACKLOG, KILLS = "backlog", "kills"
 
 
 class KafkaSender(Sender):
-    """Writes records to a topic, each at once."""
+    """Writes records to a topic, each within ``LINGER_MS``."""
 
     def __init__(self, servers: str, topic: str) -> None:
-        self._producer = Producer({"bootstrap.servers": servers, "linger.ms": 0, "acks": "all", "queue.buffering.max.messages": 1_000_000})
+        self._producer = Producer(
+            {"bootstrap.servers": servers, "linger.ms": LINGER_MS, "acks": "all", "queue.buffering.max.messages": 1_000_000}
+        )
         self._topic = topic
 
     def send(self, body: bytes) -> None:
