@@ -174,6 +174,7 @@ class Connection:
         self._last_ms = 0.0  # when the last statement arrives
         self._branch: XidParts | None = None
         self._prepared = False
+        self._saved = False  # the transaction has a savepoint
         self.call(lambda: None)
 
     def call(self, effect: Callable[[], T], lost: float = 0.0) -> T:
@@ -211,17 +212,24 @@ class Connection:
 
     def commit(self) -> None:
         """Commit."""
+        self._saved = False
         lost = self._server.faults.lost_commits if self._session.decisions else 0.0
         self.call(lambda: self._server.commit(self._session), lost)
 
     def rollback(self) -> None:
         """Roll back."""
+        self._saved = False
         self.call(self._session.clear)
 
     def statement(self, sql: str, parameters: Sequence[str]) -> list[tuple[str]]:
         """Carry a statement out; return its rows."""
         server, session = self._server, self._session
-        if sql.startswith(("CREATE", "SAVEPOINT", "RELEASE")):  # this server never ends a transaction alone
+        if sql.startswith("CREATE"):
+            return []
+        if sql.startswith(("SAVEPOINT", "RELEASE")):  # this server never ends a transaction alone
+            if sql.startswith("RELEASE") and not self._saved:
+                raise Error("no such savepoint")
+            self._saved = sql.startswith("SAVEPOINT")
             return []
         if sql == "SELECT DATABASE()":
             raise Error("no such function: DATABASE")  # there is one schema, as in SQLite
