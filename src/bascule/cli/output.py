@@ -26,6 +26,9 @@ FormatOption = Annotated[
 #: First characters of a cell that a spreadsheet program reads as a formula; the wide forms count in some languages.
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
+#: Rows that rich draws on a terminal, in which it wraps long cells. For more rows it would need seconds.
+DRAWN_ROWS_MAX: Final = 1_000
+
 
 def printable(text: str, keep: str = "") -> str:
     """Return a text that cannot control the terminal: names and bodies come from clients and may contain control characters.
@@ -70,13 +73,31 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     from rich.console import Console
     from rich.table import Table
 
-    drawn = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        drawn.add_row(*("" if cell is None else printable(str(cell)) for cell in row))
+    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     console = Console(markup=False, highlight=False, emoji=False)
+    if title is None and cells and (not console.is_terminal or len(cells) > DRAWN_ROWS_MAX):
+        _write_plain(columns, cells)
+        return
+    drawn = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in cells:
+        drawn.add_row(*row)
     if not console.is_terminal:
         console.width = 10_000
     console.print(drawn)
+
+
+def _write_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print what rich would print of a table without wrapping: rich needs seconds for thousands of rows."""
+    from rich.cells import cell_len
+
+    widths = [max(cell_len(row[index]) for row in (columns, *rows)) for index in range(len(columns))]
+
+    def drawn(row: Sequence[str]) -> str:
+        return " " + "   ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)) + " "
+
+    width = sum(widths) + 3 * len(widths) - 1
+    lines = [" " * width, drawn(columns), f" {'─' * (width - 2)} ", *map(drawn, rows), " " * width]
+    line("\n".join(lines))
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], output: Format, listed: str = "") -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from bascule.cli.output import fail, line, note, printable, table
+from tests.support.speed import SLOWNESS
 
 #: Clear the screen, with ESC and with the one-character control; right-to-left text; a bell and a deletion.
 HOSTILE = "\x1b[2J\x9b2J\u202e\a\x7f"
@@ -65,3 +71,20 @@ def test_output_that_nobody_reads_or_that_has_no_room_ends_the_command_without_a
         done = subprocess.run(arguments, stdout=sink, stderr=subprocess.PIPE, cwd=tmp_path, env=environment, text=True, check=False)
         os.close(sink)
         assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_table_in_a_pipe_is_what_rich_draws_and_ten_thousand_rows_take_no_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = ("name", "messages", "名前")
+    rows = [("orders", 7, "日本"), ("", None, "é"), ("a" * 300, 10**9, "x"), ("e\u0301", 0, "🎏")]
+    table(columns, rows)
+    found = capsys.readouterr().out
+    drawn = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        drawn.add_row(*("" if cell is None else str(cell) for cell in row))
+    wanted = io.StringIO()
+    Console(file=wanted, width=10_000, markup=False, highlight=False, emoji=False).print(drawn)
+    assert found == wanted.getvalue()
+    begun_s = time.process_time()
+    table(("name", "messages"), [(f"orders.{number:05}", number) for number in range(10_000)])
+    assert time.process_time() - begun_s < 2 * SLOWNESS, "rich needs some seconds"
+    assert capsys.readouterr().out.count("\n") == 10_004
