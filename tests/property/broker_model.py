@@ -162,6 +162,9 @@ class Model:
     TURN_STEPS = (1 << 60,)  # limit of the engine in one turn; the rest continues between later commands
     SETTLEMENTS = ("accept", "accept", "accept", "transaction", "transaction", "release", "fail", "reject")
 
+    #: Whether messages of different delivery modes keep their order. Jakarta Messaging promises the order within a mode only.
+    modes_in_order = True
+
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now_ms = 1_000
@@ -270,7 +273,7 @@ class Model:
         assert line.name != SLOW or client.settled or len(client.held) < HELD_MAX, "too many held"
         if line.name not in (DEAD_LETTERS, EXPIRED):
             for other in line.copies:
-                if self.may_have(client, other):
+                if self.may_have(client, other) and (self.modes_in_order or other.facts.persistent is copy.facts.persistent):
                     rank = (-copy.facts.priority, copy.place)
                     assert (-other.facts.priority, other.place) >= rank, f"message {number} overtook {other.number}"
         if copy.count is not None:

@@ -12,6 +12,8 @@ from bascule.broker import branch_entries as branch_entries_module
 from bascule.broker import branches
 from bascule.broker import collecting as collecting_module
 from bascule.broker import commit_plan as commit_plan_module
+from bascule.broker import delivery as delivery_module
+from bascule.broker import fan_out as fan_out_module
 from bascule.broker import held as held_module
 from bascule.broker import loading as loading_module
 from bascule.broker import local_transactions as local_transactions_module
@@ -84,6 +86,23 @@ def test_promises_hold_when_long_work_is_interleaved_with_other_commands(runs: i
 @pytest.mark.timeout(TIMEOUT_S)
 def test_snapshot_taken_in_many_steps_is_the_state_at_its_sequence(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + runs // SHORT_SHARE), SnapshotRun)
+
+
+@pytest.mark.interpreted
+@EACH_LENGTH
+@pytest.mark.parametrize("kind", [SlowRun, SnapshotRun])
+@pytest.mark.timeout(TIMEOUT_S)
+def test_promises_hold_when_messages_enter_their_queues_one_by_one(runs: int, kind: type[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    enter_one_by_one(monkeypatch)
+    monkeypatch.setattr(kind, "modes_in_order", False)
+    slowly(monkeypatch, range(FIRST_SEED, FIRST_SEED + runs // 10), kind)
+
+
+def enter_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery_module, "FAN_OUT_QUEUES", 1)
+    monkeypatch.setattr(fan_out_module, "FAN_OUT_QUEUES", 1)
+    monkeypatch.setattr(planned_sends_module, "PIECE_PLACES", 1)
+    monkeypatch.setattr(local_transactions_module, "PIECE_PLACES", 1)
 
 
 @pytest.mark.interpreted

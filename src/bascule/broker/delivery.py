@@ -10,6 +10,7 @@ from bascule.broker import expiry
 from bascule.broker.containment import ErrorKind
 from bascule.broker.counters import Counters
 from bascule.broker.errors import BodyUnavailable, RequestFailed
+from bascule.broker.fan_out import FAN_OUT_QUEUES, FanOut
 from bascule.broker.journaling import Journaling
 from bascule.broker.leaving import LeavingMessages
 from bascule.broker.matching import Matching
@@ -65,6 +66,7 @@ class Deliveries:
         self.returns = Returns(self.turns, self.dirty)
         self._reservations = Reservations(journaling, self.dirty)
         self.leaving = LeavingMessages(journaling, self.turns, self.forget)
+        self._fan_out = FanOut(self)
 
     def tick(self) -> None:
         """Run the scheduled actions that are due. If the turn is too short for all of them, the next ones are due at once."""
@@ -73,8 +75,10 @@ class Deliveries:
 
     # -- arrival -----------------------------------------------------------------------------------------------------
 
-    def put_in(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int = 0) -> None:
-        """Put a message into its queues. From now on consumers may get the message, or its delay begins if ``due_ms`` is in the future."""
+    def put_in(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int = 0) -> Work | None:
+        """Put a message into its queues, or begin its delay if ``due_ms`` is in the future. Return the rest of the work: see FanOut."""
+        if len(queues) > FAN_OUT_QUEUES or (self._fan_out.waiting and message.mid < 0):
+            return self._fan_out.begin(message, queues, due_ms)
         self.turns.left -= ARRIVAL_STEPS * len(queues)
         message.position = self.next_position
         self.next_position += 1
@@ -92,6 +96,7 @@ class Deliveries:
                         self.watch_expiry(queue, message.expiry_ms)
         if message.references:
             self.bodies.hold(message)
+        return None
 
     def delay(self, message: BrokerMessage, queues: list[BrokerQueue], due_ms: int) -> None:
         """Delay a message in its queues until ``due_ms`` (Jakarta Messaging 3.1, section 7.9)."""
@@ -109,16 +114,12 @@ class Deliveries:
         for queue in there:
             if message.mid <= queue.recovered_mid:
                 queue.counts[message.position] = 0  # it was not delivered before the crash
-            self._offer(queue, message)
-
-    def _offer(self, queue: BrokerQueue, message: BrokerMessage) -> None:
-        """Make a message available to consumers, behind the messages that wait already."""
-        queue.add(message)
-        if queue.starved:
-            queue.feed()
-        self.dirty[queue] = None
-        if message.expiry_ms:
-            self.watch_expiry(queue, message.expiry_ms)
+            queue.add(message)
+            if queue.starved:
+                queue.feed()
+            self.dirty[queue] = None
+            if message.expiry_ms:
+                self.watch_expiry(queue, message.expiry_ms)
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 
@@ -136,11 +137,10 @@ class Deliveries:
         return consumer
 
     def detach(self, consumer: QueueConsumer, *, failed: bool = True, seen: bool = True) -> None:
-        """Detach a consumer and return its unsettled messages to the queue.
+        """Detach a consumer and return its unsettled messages to the queue, with ``failed`` as failed deliveries.
 
-        If ``failed`` is true, each return counts as a failed delivery. Otherwise the messages get no nearer to the dead-letter address,
-        since most of them were only prefetched. They are marked as possibly delivered, unless ``seen`` is false: the application has
-        certainly not seen them.
+        Without, they get no nearer to the dead-letter address, since most were only prefetched. They are marked as possibly delivered,
+        unless ``seen`` is false: the application has certainly not seen them.
         """
         queue = consumer.queue
         if consumer not in queue.consumers:
@@ -405,10 +405,9 @@ class Deliveries:
         return True
 
     def _hand_out(self, queue: BrokerQueue) -> bool:
-        """Deliver to the consumers in rotation, until none can take another message.
+        """Deliver to the consumers in rotation, until none can take another message. Return False if delivery continues later:
 
-        Return False if delivery continues later: the next message needs a reservation, many messages have expired, or the queue's share of
-        the turn is spent.
+        the next message needs a reservation, many messages have expired, or the queue's share of the turn is spent.
         """
         takers, starved, turns, ready = queue.takers, queue.starved, self.turns, queue.ready
         credited: QueueConsumer | None = None  # the only taker, after a delivery that has left it credit

@@ -16,7 +16,7 @@ from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.errors import BrokerFault, RecordTooLarge
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.send_times import RESOLUTION_S, SendTimes
-from bascule.broker.turns import Allowance
+from bascule.broker.turns import Allowance, Work
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.journal.records import (
     ACK_BYTES,
@@ -38,8 +38,9 @@ RECORD_BYTES_SOFT = 256 * 1024
 LARGE_RECORD_BYTES: Final = 1 << 20
 #: Steps of an action that waits for a record, for example an answer to a client.
 ACTION_STEPS = 3
-#: An action that waits for a record: a function, its arguments, and whether it is an answer, whose error concerns only its receiver.
-Action = tuple[Callable[..., None], tuple[Any, ...], bool]
+#: An action that waits for a record: a function, its arguments, and whether it is an answer, whose error concerns only its receiver. A
+#: function that is no answer may return work; the following actions wait until the work is done.
+Action = tuple[Callable[..., Work | None], tuple[Any, ...], bool]
 #: Bytes of a record that are reserved for what Kafka counts besides the value.
 FRAME_BYTES = 1024
 
@@ -168,6 +169,7 @@ class Journaling:
         self.in_flight: deque[Batch] = deque()
         self.in_flight_bytes = 0
         self._stored: deque[Batch] = deque()  # stored records whose actions have not all run
+        self._rest: Work | None = None  # of the last action that has begun
         self._between: list[Callable[[], None]] = []  # actions that wait until no stored record is partly carried out
         self.turns = Allowance()
         self._woken = False
@@ -286,15 +288,16 @@ class Journaling:
             self.batch.size_bytes += ACK_BYTES * len(rest)
             entries.acks.append((queue, len(rest)))
 
-    def then(self, action: Callable[..., None], *arguments: Any) -> None:
+    def then(self, action: Callable[..., Work | None], *arguments: Any) -> None:
         """Call an action once all decisions so far are stored; at once if they are stored already.
 
-        The action applies what is stored, so an error in it ends the epoch. Use ``tell`` for an answer.
+        The action applies what is stored, so an error in it ends the epoch. Use ``tell`` for an answer. An action may return work, whose
+        pieces are done as the steps of each turn allow. Later actions wait for the end of the work.
         """
         if self._urgent:
             self.batch.actions.append((action, arguments, False))
         elif not self._deferred((action, arguments, False)):
-            action(*arguments)
+            _do_all(action(*arguments))
 
     def tell(self, action: Callable[..., None], *arguments: Any) -> None:
         """Call an answer as ``then`` does. An error in it concerns only the receiver of the answer, and is contained."""
@@ -303,7 +306,7 @@ class Journaling:
         elif not self._deferred((action, arguments, True)):
             self.errors.run(ErrorKind.ANSWER, action, *arguments)
 
-    def then_tell(self, action: Callable[..., None], arguments: tuple[Any, ...], answer: Callable[..., None], token: object) -> None:
+    def then_tell(self, action: Callable[..., Work | None], arguments: tuple[Any, ...], answer: Callable[..., None], token: object) -> None:
         """Call an action as ``then`` does, and then its answer to a sender as ``tell`` does: once for each message."""
         batch, now_s = self.batch, self._clock_s()
         if now_s < batch.sends_until_s:
@@ -316,7 +319,7 @@ class Journaling:
         if self._urgent:
             batch.actions += actions
         elif not self._deferred(*actions):
-            action(*arguments)
+            _do_all(action(*arguments))
             self.errors.run(ErrorKind.ANSWER, answer, token)
 
     @property
@@ -416,18 +419,24 @@ class Journaling:
         while self._stored:
             batch = self._stored[0]
             actions = batch.actions
-            while (done := batch.done) < len(actions):
+            while (done := batch.done) < len(actions) or self._rest is not None:
                 if turns.left <= 0:
                     return
+                if self._rest is not None:
+                    self._do_some(self._rest)
+                    continue
                 turns.left -= ACTION_STEPS
                 action, arguments, answers = actions[done]
                 batch.done = done + 1
                 try:
-                    action(*arguments)
+                    rest = action(*arguments)
                 except Exception as error:
                     if not answers:
                         raise
                     self.errors.contain(ErrorKind.ANSWER, error)
+                else:
+                    if rest is not None and not answers:
+                        self._rest = rest
             if batch.sends:
                 self._send_times.answered(batch.sends_since_s, batch.sends)
             self.in_flight_bytes -= batch.size_bytes
@@ -435,6 +444,14 @@ class Journaling:
             self._stored.popleft()
             if self._between:
                 self._look_between()
+
+    def _do_some(self, rest: Work) -> None:
+        """Do a piece of the work of an action."""
+        steps = next(rest, None)
+        if steps is None:
+            self._rest = None
+        else:
+            self.turns.left -= steps
 
     def between_records(self, action: Callable[[], None]) -> None:
         """Call an action when no stored record is partly carried out: the state is then that of the confirmed sequence.
@@ -465,3 +482,9 @@ class Journaling:
         """Yield the ids of sends behind the confirmed sequence. A snapshot must not contain them."""
         for batch in self._unconfirmed:
             yield from batch.digests
+
+
+def _do_all(rest: Work | None) -> None:
+    """Do the work of an action that waits for no record."""
+    for _ in rest or ():
+        pass

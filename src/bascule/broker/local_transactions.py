@@ -402,13 +402,15 @@ class LocalTransactions:
     def _is_persistent(transaction: LocalTransaction) -> bool:
         return any(draft.durable for draft in transaction.drafts) or any(message.mid >= 0 for _, message in transaction.acks)
 
-    def _carried_out(self, stored: Sequence[Stored]) -> None:
+    def _carried_out(self, stored: Sequence[Stored]) -> Work | None:
         self.counters.committed += 1
-        self._put_in(stored)
+        return self._put_in(stored)
 
-    def _put_in(self, stored: Sequence[Stored]) -> None:
+    def _put_in(self, stored: Sequence[Stored]) -> Work | None:
+        rest: Work | None = None  # a message that leaves some is alone: see _pieces
         for message, queues, due_ms in stored:
-            self._deliveries.put_in(message, queues, due_ms)
+            rest = self._deliveries.put_in(message, queues, due_ms)
+        return rest
 
     def rollback(self, transaction: LocalTransaction) -> None:
         """Roll back a transaction: drop its sends, and return the received messages as failed deliveries."""

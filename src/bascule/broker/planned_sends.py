@@ -19,6 +19,7 @@ from bascule.broker.plans import PlanInTurns
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.sending import Sending, SendPlan
 from bascule.broker.transactions import Draft
+from bascule.broker.turns import Work
 from bascule.core.destination import Routing
 
 T = TypeVar("T")
@@ -130,8 +131,12 @@ class Piece(Generic[T]):
                     sums[0] += sign
                     sums[1] += size_bytes
 
-    def put_in(self, put_in: Callable[[BrokerMessage, tuple[BrokerQueue, ...], int], None], first_mid: int) -> None:
-        """Put the messages into their queues with ``put_in``. ``first_mid`` is the mid of the first entry."""
+    def put_in(self, put_in: Callable[[BrokerMessage, tuple[BrokerQueue, ...], int], Work | None], first_mid: int) -> Work | None:
+        """Put the messages into their queues with ``put_in``. ``first_mid`` is the mid of the first entry.
+
+        Return the rest of this work: a message for so many queues that they are entered in several turns is alone in its piece.
+        """
+        rest: Work | None = None
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.add(self.ids, journaled=bool(self.digests))
@@ -139,7 +144,8 @@ class Piece(Generic[T]):
         for message, queues, due_ms, number in numbered:
             if number >= 0:
                 message.mid = first_mid + number
-            put_in(message, queues, due_ms)
+            rest = put_in(message, queues, due_ms)
+        return rest
 
 
 #: A piece that is in the open record, and the mid of its first entry.

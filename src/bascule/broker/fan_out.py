@@ -1,0 +1,83 @@
+"""Arrival of messages for very many queues, in slices. A part of the engine.
+
+A message to a topic enters all subscriptions of the topic, which may be tens of thousands. The slices of a stored message are part of its
+record: the following actions of the record wait, and so does a snapshot. The slices of a message that the journal does not store are work
+of several turns; other such messages wait behind it, so that they stay in order. Messages of the two kinds may overtake each other, as
+Jakarta Messaging allows for messages of different delivery modes, but each has its place in each queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from bascule.broker.message import BrokerMessage
+from bascule.broker.queue import BrokerQueue
+from bascule.broker.turns import Work
+
+if TYPE_CHECKING:
+    from bascule.broker.delivery import Deliveries
+
+#: Queues that a message enters at once, and the steps for each of them.
+FAN_OUT_QUEUES = 1_000
+FAN_OUT_STEPS: Final = 3
+
+#: A message, its queues, and its delivery time.
+FannedOut = tuple[BrokerMessage, Collection[BrokerQueue], int]
+
+
+class FanOut:
+    """Messages that enter their queues in slices. ``waiting`` are those that the journal does not store, in order."""
+
+    def __init__(self, deliveries: Deliveries) -> None:
+        self.waiting: deque[FannedOut] = deque()
+        self._deliveries = deliveries
+
+    def begin(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int) -> Work | None:
+        """Put a message into its queues. Return the work of a stored message, which is part of its record."""
+        if message.mid >= 0:
+            return self._put_in(message, queues, due_ms)
+        self.waiting.append((message, queues, due_ms))
+        if len(self.waiting) == 1:
+            self._deliveries.turns.begin_decided(self._in_order())
+        return None
+
+    def _in_order(self) -> Work:
+        while self.waiting:
+            yield from self._put_in(*self.waiting[0])
+            self.waiting.popleft()
+
+    def _put_in(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int) -> Work:
+        deliveries = self._deliveries
+        delayed = due_ms > deliveries.clock()
+        message.position = deliveries.next_position
+        deliveries.next_position += 1
+        message.references += 1  # until the message is in all of its queues: a consumer may settle it before
+        deliveries.bodies.hold(message)
+        places, holding = iter(queues), list[BrokerQueue]()
+        while some := [*islice(places, FAN_OUT_QUEUES)]:
+            there = [queue for queue in some if not queue.deleted]
+            for queue in there:
+                queue.hold(message, expected=True)
+                if delayed:
+                    queue.delayed.put(message, due_ms)
+                else:
+                    self._arrive(queue, message)
+            deliveries.memory.entries += len(there)
+            if delayed:
+                holding += there
+            yield len(some) * FAN_OUT_STEPS
+        if holding:
+            message.keep_timer(deliveries.schedule.cancellable(due_ms, deliveries.arrive, message, holding))
+        deliveries.release(message)
+
+    def _arrive(self, queue: BrokerQueue, message: BrokerMessage) -> None:
+        """Make a message available to consumers, before messages with a later place that have arrived meanwhile."""
+        queue.put_back([message])
+        if queue.starved:
+            queue.feed()
+        self._deliveries.dirty[queue] = None
+        if message.expiry_ms:
+            self._deliveries.watch_expiry(queue, message.expiry_ms)

@@ -1,0 +1,157 @@
+"""Messages for so many queues that they enter them over several turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from bascule.broker.fan_out import FAN_OUT_QUEUES
+from bascule.broker.planned_sends import PIECE_PLACES
+from bascule.broker.policy import AddressPolicy, Policy
+from bascule.broker.queue import BrokerQueue
+from bascule.core.destination import Routing
+from bascule.testing.broker import message_bytes
+from tests.unit.broker.conftest import START_MS, Bench
+
+MANY = 3 * FAN_OUT_QUEUES
+
+
+class Topic(Bench):
+    """A topic with many subscriptions, in short turns."""
+
+    def __init__(self) -> None:
+        super().__init__(Policy(AddressPolicy(auto_delete=False)))
+        self.queues = [self.subscription(f"s{number}") for number in range(MANY)]
+        self.last = self.queues[-1]
+        self.broker.settle()
+        self.fill("before", to="t")
+        self.acknowledge_all()
+        self.engine.turns.steps = 1_000
+        self.engine.turns.begin_turn()
+
+    def acknowledge_all(self) -> None:
+        for queue in self.queues:
+            for message in list(queue.ready):
+                queue.take_out(message)
+                self.engine.gone(queue, message)
+        self.broker.settle()
+
+    def begin(self, content: str, *, durable: bool) -> None:
+        """Send a message, and let it enter its first queues."""
+        self.put(content, to="t", durable=durable)
+        if durable:
+            self.engine.journaling.flush()
+            self.broker.confirm(len(self.broker.in_flight))
+        assert 0 < self.entered() < MANY
+
+    def entered(self) -> int:
+        """Return the number of queues that hold messages."""
+        return sum(queue.held_messages > 0 for queue in self.queues)
+
+
+def contents(bench: Bench, queue: BrokerQueue) -> list[str]:
+    positions = [message.position for message in queue.ready]
+    assert positions == sorted(positions)
+    return [str(each) for each in bench.waiting(queue)]
+
+
+def test_message_that_takes_several_turns_is_alone_in_its_piece() -> None:
+    assert FAN_OUT_QUEUES >= PIECE_PLACES
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_message_enters_many_queues_over_several_turns_and_keeps_its_body_until_the_last_one(durable: bool) -> None:
+    topic = Topic()
+    memory = topic.engine.memory
+    before = (memory.messages, memory.entries, memory.bodies_bytes)
+    consumer = topic.broker.attach(topic.queues[0], 1)
+    topic.broker.settle()
+    topic.begin("x", durable=durable)
+    topic.engine.turns.begin_turn()
+    topic.engine.dispatch()
+    assert topic.entered() < MANY
+    topic.acknowledge(consumer)
+    turns = 0
+    while topic.entered() < MANY - 1:
+        topic.broker.flush()
+        topic.broker.confirm(len(topic.broker.in_flight))
+        turns += 1
+    assert turns >= 2
+    topic.broker.settle()
+    topic.acknowledge(consumer)  # of a stored message: its delivery has waited for a reservation
+    topic.broker.settle()
+    assert memory.messages == before[0] + 1
+    assert memory.entries == before[1] + MANY - 1
+    assert memory.bodies_bytes > before[2]
+    assert contents(topic, topic.last) == ["x"]
+    topic.acknowledge_all()
+    assert (memory.messages, memory.entries, memory.bodies_bytes) == before
+
+
+def test_body_of_message_that_its_first_consumers_settle_stays_until_it_is_in_all_queues() -> None:
+    topic = Topic()
+    topic.begin("x", durable=False)
+    for queue in topic.queues:
+        for message in list(queue.ready):
+            queue.take_out(message)
+            topic.engine.gone(queue, message)
+    assert topic.engine.memory.messages == 1
+    topic.broker.settle()
+    assert topic.entered() > 0
+    topic.acknowledge_all()
+    assert (topic.engine.memory.messages, topic.engine.memory.entries) == (0, 0)
+
+
+def test_messages_that_are_not_stored_stay_in_order_behind_one_that_enters_many_queues() -> None:
+    topic = Topic()
+    topic.begin("first", durable=False)
+    body = message_bytes("second", durable=False)
+    topic.broker.send("t", body, topic.sender, "second", routing=Routing.MULTICAST)
+    few = topic.subscription("only", "t.other")
+    topic.put("third", to="t.other", durable=False)
+    assert contents(topic, few) == []
+    topic.broker.settle()
+    assert [contents(topic, queue) for queue in topic.queues] == [["first", "second"]] * MANY
+    assert contents(topic, few) == ["third"]
+
+
+def test_message_has_its_place_in_a_queue_that_has_got_a_later_one_meanwhile() -> None:
+    topic = Topic()
+    both = topic.subscription("both", "#")
+    topic.begin("stored", durable=True)
+    topic.put("later", to="t.other", durable=False)
+    assert contents(topic, both) == ["later"]
+    topic.broker.settle()
+    assert contents(topic, both) == ["stored", "later"]
+
+
+def test_snapshot_waits_until_a_stored_message_is_in_all_of_its_queues() -> None:
+    topic = Topic()
+    topic.begin("x", durable=True)
+    taken: list[int] = []
+    topic.engine.journaling.between_records(lambda: taken.append(topic.entered()))
+    assert taken == []
+    topic.broker.settle()
+    assert taken == [MANY]
+
+
+def test_delay_of_a_message_for_many_queues_begins_in_all_of_them() -> None:
+    topic = Topic()
+    topic.begin("x", durable=True)
+    topic.broker.settle()
+    topic.acknowledge_all()
+    topic.put("later", to="t", delivery_delay_ms=1_000)
+    topic.broker.settle()
+    assert {(len(queue.delayed), queue.ready.count) for queue in topic.queues} == {(1, 0)}
+    topic.now_ms = START_MS + 1_001
+    topic.engine.tick()
+    topic.broker.settle()
+    assert {(len(queue.delayed), queue.ready.count) for queue in topic.queues} == {(0, 1)}
+
+
+def test_deleted_queue_gets_no_message_of_a_later_slice() -> None:
+    topic = Topic()
+    topic.begin("x", durable=True)
+    topic.engine.delete_queue(topic.last)
+    topic.broker.settle()
+    assert topic.last.held_messages == 0
+    assert topic.engine.memory.entries == MANY - 1
