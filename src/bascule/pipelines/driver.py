@@ -38,6 +38,7 @@ from bascule.pipelines.ingresses import DriverIngresses
 from bascule.pipelines.jobs import RESIDENT, Resident, ResidentJob, ResidentTasks, Running, Startable, carry_up_to
 from bascule.pipelines.lag_mirrors import MIRROR_S, LagMirrors
 from bascule.pipelines.lineage_sender import lineage_of
+from bascule.pipelines.planning import TransformationChecks
 from bascule.pipelines.pools import WorkerPools
 from bascule.pipelines.positions import IDLE_TIMEOUT_S
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
@@ -49,7 +50,6 @@ from bascule.pipelines.spark import cloned_session, cores, journal_rows, kafka_r
 from bascule.pipelines.spec import PipelinesSpec, StartPosition, from_settings
 from bascule.pipelines.standby import DriverTurn
 from bascule.pipelines.tasks import DivertTask, KnownDiverts
-from bascule.pipelines.transformation import check
 from bascule.pipelines.transforming import TransformingBatch
 from bascule.pipelines.transforming_job import TransformingJob
 from bascule.pipelines.waiting_choice import WaitingChoice
@@ -100,6 +100,7 @@ class Driver:
         self.held = self._holds.held
         self._join_due_s: dict[str, float] = {}
         self._in_doubt: set[str] = set()
+        self._checks = TransformationChecks(lambda: cloned_session(self._sql))
         self._choice = WaitingChoice(pipelines, lambda: cloned_session(self._sql), self._has_stopped)
         self._pools = WorkerPools(lambda: self._spark)
         self._known = KnownDiverts()
@@ -124,9 +125,6 @@ class Driver:
         crash.point("driver.topics.after")
         # Even without diverts, messages that earlier exclusive diverts took may be left.
         journal_id = self._journal_id() if self._diverts or self._positions.know_diverts() else ""
-        for divert in self._diverts.values():
-            if divert.transformed and divert.enabled:
-                check(divert, self._sql)
         if journal_id:
             self._start_diverts(journal_id)
         known = {ingress.name for ingress in self.pipelines.ingresses} | self._control.defined_ingresses
@@ -264,6 +262,8 @@ class Driver:
         task = self._divert_task(key, position)
         if not any(divert.transformed for divert in task.diverts):
             return self._resident(pipeline, [task], committed=False)
+        for divert in task.diverts:
+            self._checks.require(divert)
         if self._choice.allows(pipeline, task):
             pools, give_up = (self._resident_pool(pipeline), f"{pipeline} rows"), partial(self._choice.give_up, pipeline)
             return lambda name, _: TransformingJob(self._sql, name, task, pools, self._pools.using, give_up)

@@ -17,6 +17,7 @@ from bascule.core.errors import BasculeError, Scope, Unavailable
 from bascule.core.log import get_log
 from bascule.pipelines.failures import described, error_from_spark
 from bascule.pipelines.jobs import Running, Startable
+from bascule.pipelines.planning import StillPlanning
 from bascule.writer.position import PositionTaken
 
 log = get_log(__name__)
@@ -68,7 +69,8 @@ class PipelineStopped(BasculeError):
 class Query:
     """A pipeline as Spark runs it.
 
-    ``build`` takes over its positions and returns what starts the query, or None if there is nothing to do until ``restart``.
+    ``build`` takes over its positions and returns what starts the query, or None if there is nothing to do until ``restart``. While it
+    raises StillPlanning, the query is not started, and nothing has failed.
     ``last_error`` is the last failure, at the time ``last_error_s`` of the wall clock.
     """
 
@@ -82,6 +84,7 @@ class Query:
     last_error_s: float = 0.0
     _attempts: int = 0
     _prepared: Startable | None = None
+    _planned: Callable[[], bool] | None = None
     _pause_s: float = 0.0
     _due_s: float = 0.0
     _since_s: float = field(default_factory=time.monotonic)
@@ -92,11 +95,14 @@ class Query:
             self._prepared = self.build()
             if self._prepared is None:
                 self._due_s = math.inf
+        except StillPlanning as error:
+            self._planned = error.over
         except (BasculeError, PySparkException) as error:
             self._failed(error)
 
     def start(self) -> None:
         """Start the query at its positions. An error counts as a failure of the query."""
+        self._planned = None
         try:
             start, self._prepared = self._prepared or self.build(), None
             if start is None:
@@ -107,6 +113,8 @@ class Query:
             self._drop_checkpoint(self._attempts - 1)
             self.running = start(f"{self.name}-{self._attempts}", str(self._checkpoint(self._attempts)))
             self._since_s = time.monotonic()
+        except StillPlanning as error:
+            self._planned = error.over
         except (BasculeError, PySparkException) as error:
             self._failed(error)
 
@@ -120,6 +128,8 @@ class Query:
             if time.monotonic() - self._since_s > STEADY_S:
                 self._pause_s = 0.0
             self._failed(error or Unavailable("the query ended without a reason"))
+        if self._planned is not None and not self._planned():
+            return
         if self.running is None and self.stopped is None and time.monotonic() >= self._due_s:
             self.start()
 

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
-from bascule.core.errors import InvalidInput, Scope
+from bascule.core.errors import BasculeError, InvalidInput, Scope
 from bascule.pipelines.rows import IDENTITY, ROW_SCHEMA
 from bascule.pipelines.spec import DivertSpec
 
@@ -34,8 +34,15 @@ class NotRowLocal(InvalidInput):
     scope = Scope.PIPELINE
 
 
+class NotPlanned(BasculeError):
+    """Spark could not plan a transformation because the user's function has failed, or takes too long. Another attempt may succeed."""
+
+    retriable = True
+    scope = Scope.PIPELINE
+
+
 def transformed(divert: DivertSpec, messages: DataFrame) -> DataFrame:
-    """Return the records (RECORD_SCHEMA) that the divert's transformation makes of message rows. Raises InvalidInput."""
+    """Return the records (RECORD_SCHEMA) that the divert's transformation makes of message rows. Raises InvalidInput, NotPlanned."""
     try:
         result = messages.selectExpr(*IDENTITY, *_without_identity(divert.select)) if divert.select else _function(divert)(messages)
         return _as_records(divert, result)
@@ -44,7 +51,7 @@ def transformed(divert: DivertSpec, messages: DataFrame) -> DataFrame:
 
 
 def check(divert: DivertSpec, session: SparkSession) -> None:
-    """Refuse, before anything runs, a transformation that is wrong or not row-local. Raises InvalidInput, NotRowLocal."""
+    """Refuse, before anything runs, a transformation that is wrong or not row-local. Raises InvalidInput, NotRowLocal, NotPlanned."""
     source = F.col("id").cast("string")
     columns = [
         (F.create_map(F.lit("a"), source) if isinstance(kind, MapType) else source.cast(kind)).alias(name) for name, kind in _row_fields()
@@ -96,8 +103,8 @@ def _function(divert: DivertSpec) -> Callable[[DataFrame], DataFrame]:
             result = function(messages)
         except PySparkException:
             raise
-        except Exception as error:  # the function may raise anything, too
-            raise InvalidInput(f"divert {divert.name!r}: {divert.function} failed during planning: {_said(error)}") from error
+        except Exception as error:  # the function may raise anything, for example because a service that it asks does not answer
+            raise NotPlanned(f"divert {divert.name!r}: {divert.function} failed during planning: {_said(error)}") from error
         if not isinstance(result, DataFrame):
             raise InvalidInput(f"divert {divert.name!r}: {divert.function} returned {type(result).__name__}, not a DataFrame")
         return result

@@ -5,26 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from pyspark.sql import SparkSession
 
 from bascule.core.log import get_log
+from bascule.pipelines.planning import Plans
 from bascule.pipelines.spark import has_local_slots
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.pipelines.tasks import DivertTask
+from bascule.pipelines.transformation import NotPlanned
 from bascule.pipelines.waiting_plans import Obstacle, why_not
-from bascule.threads.background import in_background
 
 log = get_log(__name__)
 
 #: Diverts of a driver that have waiting tasks. Each holds two slots of Spark, and four processes or more, for as long as it runs.
 WAITING_DIVERTS_MAX: Final = 16
-#: How long the driver waits until Spark has planned a transformation, in seconds: a user's function that hangs must not stop the driver.
-PLAN_S: Final = 30.0
 #: Time, in seconds, after which a transformation that could not be planned is planned again.
 PLAN_PAUSE_S: Final = 60.0
 
@@ -40,13 +36,13 @@ class WaitingChoice:
 
         ``why`` returns why waiting tasks cannot run the transformation of a divert.
         """
-        self._pipelines, self._session, self._stopped, self._why_not = pipelines, session, stopped, why
+        self._pipelines, self._stopped = pipelines, stopped
         self._given_up: set[str] = set()
         # What is known of a divert holds for later starts: its function is not called again, because it may take long or fail at times.
         self._able: set[DivertSpec] = set()
         #: Reasons, and the times of the monotonic clock at which Spark may plan these transformations again.
         self._unable: dict[DivertSpec, tuple[str, float]] = {}
-        self._plans: dict[DivertSpec, Future[Obstacle | None]] = {}
+        self._plans = Plans(session, why)
         #: Diverts that were allowed to wait when their pipeline last started.
         self._allowed: dict[str, int] = {}
 
@@ -55,7 +51,10 @@ class WaitingChoice:
         self._given_up.add(pipeline)
 
     def allows(self, pipeline: str, task: DivertTask) -> bool:
-        """Return whether waiting tasks can run all transformations of a pipeline that starts now, and note that they do."""
+        """Return whether waiting tasks can run all transformations of a pipeline that starts now, and note that they do.
+
+        Raises StillPlanning.
+        """
         self._allowed.pop(pipeline, None)
         self._allowed = {name: count for name, count in self._allowed.items() if not self._stopped(name)}
         diverts = [divert for divert in task.diverts if divert.transformed]
@@ -78,20 +77,16 @@ class WaitingChoice:
         self._allowed.pop(pipeline, None)
 
     def _reason(self, divert: DivertSpec) -> str | None:
-        """Return why the transformation of a divert cannot wait now."""
+        """Return why the transformation of a divert cannot wait now. Raises StillPlanning."""
         if divert in self._able:
             return None
         reason, again_s = self._unable.get(divert, ("", 0.0))
         if time.monotonic() < again_s:
             return reason
-        if (plan := self._plans.get(divert)) is None:
-            plan = self._plans[divert] = in_background(partial(self._why_not, self._session(), divert), f"plan-{divert.name}")
-            with suppress(TimeoutError):
-                plan.exception(PLAN_S)
-        if not plan.done():  # a later start takes its answer, and does not wait for it
-            return f"Spark has not planned the transformation within {PLAN_S:.0f} s"
-        del self._plans[divert]
-        obstacle = plan.result()
+        try:
+            obstacle = self._plans.result(divert)
+        except NotPlanned as error:  # a later start takes its answer
+            return str(error)
         if obstacle is None:
             self._able.add(divert)
             return None

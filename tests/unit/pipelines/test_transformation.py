@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, String
 
 from bascule.core.errors import InvalidInput
 from bascule.pipelines.spec import DivertSpec
-from bascule.pipelines.transformation import NotRowLocal, check_plan, given_columns, transformed
+from bascule.pipelines.transformation import NotPlanned, NotRowLocal, check_plan, given_columns, transformed
 
 MODULE = """
 def by_key(messages):
@@ -44,8 +44,9 @@ def test_unusable_transformation_function_is_refused_and_error_names_divert(
     (tmp_path / "users_broken.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
     messages: Any = object()
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises((InvalidInput, NotPlanned)) as refused:
         transformed(DivertSpec("d", "#", function=f"{module}:{function}"), messages)
+    assert refused.value.retriable is ("during planning" in message), "what the function asks may answer later"
     assert str(refused.value).startswith(f"divert 'd': {message}")
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bascule.pipelines import waiting_choice
+from bascule.pipelines import planning, waiting_choice
+from bascule.pipelines.planning import StillPlanning
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.pipelines.tasks import DivertTask
 from bascule.pipelines.waiting_choice import WaitingChoice
@@ -22,10 +23,21 @@ UNPLANNED = Obstacle("no database", lasting=False)
 OBSTACLES = {"reads": READS}
 
 
-def choice(master: str = "local[2]", trigger_interval_ms: int = 0, stopped: Callable[[str], bool] = lambda _: False) -> WaitingChoice:
+class PatientChoice(WaitingChoice):
+    """Waits until Spark has planned a transformation, as a query does."""
+
+    def allows(self, pipeline: str, task: DivertTask) -> bool:
+        while True:
+            try:
+                return super().allows(pipeline, task)
+            except StillPlanning as error:
+                wait_for(error.over, "the plan")
+
+
+def choice(master: str = "local[2]", trigger_interval_ms: int = 0, stopped: Callable[[str], bool] = lambda _: False) -> PatientChoice:
     session: Any = None
     pipelines = PipelinesSpec("bridge", {}, master=master, trigger_interval_ms=trigger_interval_ms)
-    return WaitingChoice(pipelines, lambda: session, stopped, lambda _, divert: OBSTACLES.get(divert.name))
+    return PatientChoice(pipelines, lambda: session, stopped, lambda _, divert: OBSTACLES.get(divert.name))
 
 
 class Plans:
@@ -38,7 +50,7 @@ class Plans:
         self.may_end.set()
         self._obstacles = [*obstacles]
         session: Any = None
-        self.choice = WaitingChoice(PipelinesSpec("bridge", {}, master="local"), lambda: session, lambda _: False, self._obstacle)
+        self.choice = PatientChoice(PipelinesSpec("bridge", {}, master="local"), lambda: session, lambda _: False, self._obstacle)
 
     def _obstacle(self, _: Any, divert: DivertSpec) -> Obstacle | None:
         self.made.append(divert.name)
@@ -97,11 +109,10 @@ def test_transformation_that_could_not_be_planned_is_planned_again_after_a_pause
 
 
 def test_driver_does_not_wait_for_a_plan_that_hangs_and_takes_its_answer_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_choice, "PLAN_S", 0.01)
+    monkeypatch.setattr(planning, "PLAN_S", 0.01)
     plans = Plans()
     plans.may_end.clear()
     assert not plans.choice.allows("diverts", task("one"))
-    monkeypatch.setattr(waiting_choice, "PLAN_S", 30.0)
     assert not plans.choice.allows("diverts", task("one"))
     assert not plans.choice.allows("diverts", task("one"))
     plans.may_end.set()
