@@ -24,7 +24,7 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import trim
 from bascule.kafka.consumer import received_of
 from bascule.kafka.history import TopicHistory
-from bascule.pipelines import carry, driver
+from bascule.pipelines import carry, driver, joining
 from bascule.pipelines.jobs import Resident, ResidentTasks
 from bascule.pipelines.lineage_sender import PipelineLineage
 from bascule.pipelines.positions import Positions
@@ -103,8 +103,10 @@ class Context:
     def __init__(self) -> None:
         self.environment: dict[str, str] = {}
 
-    def stop(self) -> None:
+    def stop(self, *_: object) -> None:
         """Do nothing: there is no Spark to stop."""
+
+    addJobTag = setLocalProperty = cancelJobsWithTag = stop  # noqa: N815 - named as in Spark
 
 
 def without_spark(patch: pytest.MonkeyPatch) -> None:
@@ -112,6 +114,7 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver, "spark_context", lambda _: Context())
     patch.setattr(driver, "ResidentJob", Job)
     patch.setattr(driver, "carry_up_to", carry_up_to)
+    patch.setattr(joining, "JOIN_WAIT_S", 60.0)
     patch.setattr(driver, "cores", lambda *_: 2)
     patch.setattr(driver, "waiting_stages", lambda *_: [])
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pyspark import SparkContext
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from bascule.core import crash
@@ -32,17 +31,17 @@ from bascule.kafka.transactional import end_open_transactions
 from bascule.pipelines.control import DriverControl
 from bascule.pipelines.defined_positions import DefinedPositions
 from bascule.pipelines.definitions import DefinedPipelines
-from bascule.pipelines.failures import crossing_batch, described
+from bascule.pipelines.failures import crossing_batch
 from bascule.pipelines.holds import Holds
 from bascule.pipelines.ingresses import DriverIngresses
 from bascule.pipelines.jobs import RESIDENT, Resident, ResidentJob, ResidentTasks, Running, Startable, carry_up_to
+from bascule.pipelines.joining import JOIN_PAUSE_S, DivertJoins
 from bascule.pipelines.lag_mirrors import MIRROR_S, LagMirrors
 from bascule.pipelines.lineage_sender import lineage_of
 from bascule.pipelines.planning import TransformationChecks
 from bascule.pipelines.pools import WorkerPools
 from bascule.pipelines.positions import IDLE_TIMEOUT_S
 from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
-from bascule.pipelines.registry import joined
 from bascule.pipelines.serving import metrics_of
 from bascule.pipelines.session import StartingSpark
 from bascule.pipelines.slots import SlotWatch, waiting_stages
@@ -67,12 +66,10 @@ POLL_S = 0.25
 REFRESH_S = 10.0
 #: How long the pipelines wait for the broker to create the journal when both start together.
 JOURNAL_TIMEOUT_S = 120.0
-#: A divert that catches up joins the others within this distance: all of them pause while it reads the rest.
+#: A divert that catches up joins the others within this distance: all of them pause while one of them reads the rest.
 JOIN_RECORDS = 20_000
 #: Interval, in seconds, at which the driver looks whether a divert that is far behind has come near.
 JOIN_LOOK_S = 1.0
-#: Pause, in seconds, after a join that failed: an attempt stops both queries, which carry records or find the fault meanwhile.
-JOIN_PAUSE_S = 30.0
 
 
 class Driver:
@@ -99,12 +96,15 @@ class Driver:
         )
         self.held = self._holds.held
         self._join_due_s: dict[str, float] = {}
-        self._in_doubt: set[str] = set()
         self._checks = TransformationChecks(lambda: cloned_session(self._sql))
         self._choice = WaitingChoice(pipelines, lambda: cloned_session(self._sql), self._has_stopped)
         self._pools = WorkerPools(lambda: self._spark)
         self._known = KnownDiverts()
         self._diverts = {divert.name: divert for divert in pipelines.diverts}
+        self._joins = DivertJoins(
+            self._positions, self.queries, self._group_of, self._divert_task, lambda: self._spark, lambda *what: self._catch_up(*what),
+            self._diverts, self._has_joined,
+        )  # fmt: skip
         self._mirrors = LagMirrors(self._positions, self._keys_of, self._control.moved)
         self._slots = SlotWatch()
         self._refresh_due_s = 0.0
@@ -286,6 +286,10 @@ class Driver:
         return DivertTask(self.pipelines, self._positions.claim(key, position), members, known, leader_epoch=position.leader_epoch)
 
     def _join_those_near(self) -> None:
+        if (ended := self._joins.finish()) is not None:
+            self._join_due_s[ended] = time.monotonic() + JOIN_PAUSE_S
+        if self._joins.busy:
+            return  # one after the other
         now = time.monotonic()
         running = self._running()
         due = sorted(name for name in self._separate if now >= self._join_due_s.get(name, 0.0) and f"{DIVERT}{name}" in running)
@@ -299,9 +303,11 @@ class Driver:
             return
         for name in due:
             behind, ahead = (stored.get(self._positions.key_of(pipeline)) for pipeline in (f"{DIVERT}{name}", self._group_of(name)))
-            if behind is not None and ahead is not None and abs(ahead.offset - behind.offset) <= JOIN_RECORDS:
-                self._join(name)
+            if behind is not None and ahead is not None and abs(ahead.offset - behind.offset) <= self._joins.distance(name, JOIN_RECORDS):
+                self._joins.begin(name)
                 self._join_due_s[name] = time.monotonic() + JOIN_PAUSE_S
+                if self._joins.busy:
+                    return
             else:
                 self._join_due_s[name] = now + JOIN_LOOK_S
 
@@ -310,34 +316,6 @@ class Driver:
 
     def _running(self) -> set[str]:
         return {name for name, query in self.queries.items() if query.running is not None}
-
-    def _join(self, name: str) -> None:
-        """Join a divert with its group: stop both, bring the one behind to the offset of the other, and merge their positions.
-
-        One transaction merges the positions.
-        """
-        query, group = self.queries[f"{DIVERT}{name}"], self.queries[self._group_of(name)]
-        query.stop()
-        group.stop()
-        key, group_key = self._positions.own_key(name), self._positions.key_of(group.name)
-        try:
-            crash.point("join.before")
-            own, shared = self._positions.read(key), self._positions.read(group_key)
-            if own.offset < shared.offset:
-                own = self._catch_up(query.name, key, own, shared.offset)
-            elif shared.offset < own.offset:
-                shared = self._catch_up(group.name, group_key, shared, own.offset)
-            # From here on, the common position answers for a divert that is no longer configured.
-            after = joined(shared, own if name in self._diverts else replace(own, members=()))
-            crash.point("join.caught_up")
-            self._in_doubt.add(name)
-            self._positions.move(group_key, shared, after, {key: None})
-            crash.point("join.after")
-            self._has_joined(name)
-        except (BasculeError, PySparkException) as error:
-            log.warning("could not join divert, will retry", divert=name, error=described(error))
-        finally:
-            group.restart()
 
     def _group_of(self, name: str) -> str:
         """Return the pipeline that a divert with its own position joins. The default group answers for diverts that were removed.
@@ -354,31 +332,28 @@ class Driver:
 
         Raises Unavailable.
         """
-        if self._in_doubt:
+        if self._joins.in_doubt:
             stored = self._positions.stored(decides=True)
-            for name in tuple(self._in_doubt):
+            for name in tuple(self._joins.in_doubt):
                 if self._positions.own_key(name) not in stored:
                     self._has_joined(name)
-            self._in_doubt.clear()
+            self._joins.in_doubt.clear()
 
     def _has_joined(self, name: str) -> None:
         del self.queries[f"{DIVERT}{name}"]
         self._choice.drop(f"{DIVERT}{name}")
         self._separate.remove(name)
-        self._in_doubt.discard(name)
+        self._joins.in_doubt.discard(name)
         log.info("divert joined", divert=name)
 
-    def _catch_up(self, pool: str, key: str, position: Position, end: int) -> Position:
-        task = self._divert_task(key, position)
+    def _catch_up(self, pool: str, task: DivertTask, position: Position, end: int) -> None:
+        """Carry the records of a task before the offset ``end``. Blocks."""
         if any(divert.transformed for divert in task.diverts):
-            journal = journal_rows(kafka_range(self._sql, self.pipelines, position.topic, position.partition, position.offset, end))
+            session = cloned_session(self._sql)
+            journal = journal_rows(kafka_range(session, self.pipelines, position.topic, position.partition, position.offset, end))
             TransformingBatch(task, pool, self._pools.using)(journal)
         else:  # without Spark SQL, which would load its planner and compile code first
             carry_up_to(self._spark, task, self.pipelines.kafka, end, self._pools.using(self._resident_pool(pool)))
-        found = self._positions.read(key)
-        if found.offset != end:
-            raise Unavailable(f"position {key!r} reached offset {found.offset}, expected {end}")
-        return found
 
     # --- all ---
 

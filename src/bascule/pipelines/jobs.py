@@ -186,6 +186,56 @@ class ResidentJob:
                 self._ended.exception(CANCEL_S)
 
 
+class CatchUp:
+    """Work that brings the position of one query to that of another. Meanwhile it is the running part (``Running``) of both."""
+
+    def __init__(self, context: SparkContext, name: str, work: Callable[[], None], within_s: float) -> None:
+        """Begin ``work``, which may run jobs of Spark for ``within_s`` seconds."""
+        self._context = context
+        self._tag = tag = f"bascule-{uuid.uuid4().hex}"
+        self._until_s = time.monotonic() + within_s
+        self.stopped = self.overdue = False
+
+        def run() -> None:
+            context.addJobTag(tag)
+            context.setLocalProperty(_JOB_GROUP, tag)
+            work()
+
+        self._ended = in_background(run, f"{name}-catch-up")
+
+    @property
+    def job_group(self) -> str:
+        """Return the group of its jobs in Spark's status tracker."""
+        return self._tag
+
+    @property
+    def active(self) -> bool:
+        """Return True: the caller decides what follows the work."""
+        return True
+
+    def failure(self) -> BaseException | None:
+        """Return the error with which the work has ended."""
+        return self._ended.exception(0)
+
+    def ended(self, timeout_s: float) -> bool:
+        """Return whether the work has ended, at the latest after ``timeout_s``. Stop it when its time is over."""
+        with suppress(TimeoutError):
+            self._ended.exception(timeout_s)
+        if not self._ended.done() and time.monotonic() >= self._until_s:
+            self.overdue = True
+            self.stop()
+        return self._ended.done() or self.stopped
+
+    def stop(self) -> None:
+        """Cancel the jobs, and wait until the work has ended, or for STOP_TIMEOUT_S."""
+        self.stopped = self.stopped or not self._ended.done()
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        while not self._ended.done() and time.monotonic() < deadline_s:
+            self._context.cancelJobsWithTag(self._tag)
+            with suppress(TimeoutError):
+                self._ended.exception(CANCEL_S)
+
+
 class Running(Protocol):
     """A query that was started."""
 
