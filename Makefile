@@ -15,7 +15,7 @@ DEPLOY_BIN := $(DEPLOY_VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JAR_SETS := kafka spark-kafka qpid-jms
 # A test would fetch them when it needs them; fetched here so that no test waits for a download.
-TEST_JAR_SETS := qpid-jms-javax spring artemis maven narayana atomikos spring-boot
+TEST_JAR_SETS := qpid-jms-javax spring artemis maven narayana atomikos spring-boot opentelemetry-agent
 # More arguments for pytest, for the demo, for the bench: make test ARGS="-k journal"
 ARGS ?=
 # Number of test processes, each with its own services. "auto" lets tests/conftest.py decide.

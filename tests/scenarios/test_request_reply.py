@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace import SpanKind
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from bascule.embedded.jars import classpath
 from bascule.embedded.java import find_jdk
@@ -53,9 +59,9 @@ def running(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def java(bridge: System, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+def java(bridge: System, *arguments: str, jvm: Sequence[str] = ()) -> AbstractContextManager[subprocess.Popen[str]]:
     path = os.pathsep.join(map(str, classpath("qpid-jms")))
-    return running(find_jdk().executable, "-cp", path, EXAMPLES / "Quotes.java", *arguments, bridge.url)
+    return running(find_jdk().executable, *jvm, "-cp", path, EXAMPLES / "Quotes.java", *arguments, bridge.url)
 
 
 def kafka_application(bridge: System, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
@@ -127,5 +133,50 @@ def test_trace_of_a_jms_client_continues_through_kafka_and_back(connect_to: Conn
 
     def spans() -> set[tuple[str, str, str]]:
         return {(span.service, span.name, span.parent_id) for span in collector.spans if span.trace_id == trace}
+
+    wait_for(lambda: spans() == expected, lambda: f"the spans {expected}; there are {spans()}")
+
+
+def agent(collector: Collector) -> list[str]:
+    """Return the options with which OpenTelemetry's agent instruments a Java program, which need not know of it."""
+    (jar,) = classpath("opentelemetry-agent")
+    settings = {
+        "service.name": "desk", "exporter.otlp.endpoint": collector.url, "exporter.otlp.protocol": "http/protobuf",
+        "bsp.schedule.delay": "100", "metrics.exporter": "none", "logs.exporter": "none",
+        # The agent would take a program that Java compiles from its source for a tool of the JDK.
+        "javaagent.enabled": "true",
+    }  # fmt: skip
+    return [f"-javaagent:{jar}", *(f"-Dotel.{name}={value}" for name, value in settings.items())]
+
+
+def test_one_trace_has_the_spans_of_both_clients_and_of_all_between_them(bridge: System, collector: Collector) -> None:
+    provider = TracerProvider(resource=Resource({"service.name": "pricing"}))
+    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(f"{collector.url}/v1/traces")))
+    tracer, context = provider.get_tracer("pricing"), TraceContextTextMapPropagator()
+    client = java(bridge, "ask", "quotes", "TRACED", jvm=agent(collector))
+    with client as process, closing(Reader(bridge.bootstrap, "quotes.questions")) as asked:
+        asked.read_until("TRACED")
+        headers = {name: value.decode() for name, value in asked.headers[-1].items()}
+        with tracer.start_as_current_span("process quotes.questions", context.extract(headers), SpanKind.CONSUMER):
+            answer = {"jms.JMSDestination": headers["jms.JMSReplyTo"], "jms.JMSCorrelationID": headers["jms.JMSMessageID"]}
+            context.inject(answer)
+            producer = clients.producer({"bootstrap.servers": bridge.bootstrap})
+            producer.produce("quotes.answers", "traced", headers=answer)
+            producer.flush()
+        assert said(process) == "traced"
+    provider.shutdown()
+    trace = headers["traceparent"].split("-")[1]
+    answers = headers["jms.JMSReplyTo"].partition("://")[2]
+    asking, answering = ("desk", "quotes publish"), ("pricing", "process quotes.questions")
+    expected = {
+        (*asking, None), ("bascule-broker", "send quotes", asking), ("bascule-pipelines", "send quotes.questions", asking),
+        (*answering, asking), ("bascule-pipelines", "process quotes.answers", answering),
+        ("bascule-broker", f"receive {answers}", answering), ("desk", "(temporary) receive", answering),
+    }  # fmt: skip
+
+    def spans() -> set[tuple[str, str, tuple[str, str] | None]]:
+        found = [span for span in collector.spans if span.trace_id == trace]
+        places = {span.span_id: (span.service, span.name) for span in found}
+        return {(span.service, span.name, places.get(span.parent_id)) for span in found}
 
     wait_for(lambda: spans() == expected, lambda: f"the spans {expected}; there are {spans()}")

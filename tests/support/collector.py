@@ -21,6 +21,7 @@ class CollectedSpan:
     trace_id: str
     parent_id: str
     attributes: dict[str, Any]
+    span_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ class Collector:
             service = next(each.value.string_value for each in resource.resource.attributes if each.key == "service.name")
             for scope in resource.scope_spans:
                 for span in scope.spans:
-                    found = CollectedSpan(service, span.name, span.trace_id.hex(), span.parent_span_id.hex(), _values(span.attributes))
-                    self.spans.append(found)
+                    trace, parent, own = (each.hex() for each in (span.trace_id, span.parent_span_id, span.span_id))
+                    self.spans.append(CollectedSpan(service, span.name, trace, parent, _values(span.attributes), own))
 
     def take_metrics(self, body: bytes) -> None:
         """Decode the metrics of a request."""
