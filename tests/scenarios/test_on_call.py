@@ -111,7 +111,7 @@ def test_full_memory_blocks_producers_until_a_consumer_makes_room(night: System,
                 sent += 1
         assert "producers blocked" in night.broker.said()
         assert night.ask("overview")["memory"]["blocked"]
-        fires(night, "BasculeProducersBlocked", "BasculeMemoryHigh")
+        fires(night, "BasculeProducersBlocked")
         console.shows("Overview", "producers wait:")
         with connect(night.url) as other, other.consumer(Queue("full")) as consumer:
             for _ in range(sent):
