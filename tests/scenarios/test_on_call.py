@@ -1,4 +1,4 @@
-"""What breaks in the night: the alert that the guide for it names fires, the log has the line, and the console shows the text.
+"""Failures of the on-call guide: the alert that the guide names fires, the log has the line, and the console shows the text.
 
 ``tests/tidy/test_on_call.py`` checks that the tests of a section assert what its table says.
 """

@@ -1,4 +1,4 @@
-"""What breaks in the night, for pipelines: a real broker and its console, and a driver without Spark in this process."""
+"""Failures of pipelines in the on-call guide: a real broker and its console, and a driver without Spark in this process."""
 
 from __future__ import annotations
 

@@ -139,8 +139,8 @@ class Deliveries:
     def detach(self, consumer: QueueConsumer, *, failed: bool = True, seen: bool = True) -> None:
         """Detach a consumer and return its unsettled messages to the queue, with ``failed`` as failed deliveries.
 
-        Without, they get no nearer to the dead-letter address, since most were only prefetched. They are marked as possibly delivered,
-        unless ``seen`` is false: the application has certainly not seen them.
+        Other deliveries do not count as failed attempts, since most were only prefetched. They are marked as possibly delivered, unless
+        ``seen`` is false: the application has certainly not seen them.
         """
         queue = consumer.queue
         if consumer not in queue.consumers:

@@ -63,7 +63,7 @@ class DroppedMessages:
         return DROP_STEPS + queue.ready.take_steps
 
     def _rest(self, marked: list[BrokerQueue]) -> Work:
-        """Let the marked queues make room, the last one first: a sender that waits looks no further than to the first marked queue."""
+        """Let the marked queues make room, the last one first: a sender that waits examines no queue behind the first marked queue."""
         try:
             while marked:
                 queue = marked[-1]

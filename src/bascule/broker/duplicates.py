@@ -255,7 +255,7 @@ class DuplicateWindow:
 class PendingIds:
     """The ids of one decision that their windows do not have yet. They are added to the windows piece by piece.
 
-    A message with one of the ids is a repetition all the same.
+    A message with one of these ids is a duplicate already.
     """
 
     __slots__ = ("_now_ms", "_pieces", "_sequence", "_turns", "_windows", "digests")

@@ -1,7 +1,7 @@
 """Room in queues whose producers wait while the queues are full, and the senders that wait for room. A part of the engine.
 
 The senders to one address form a line, in the order in which they began to wait. The line is registered at one queue: the first full queue
-of its address. A topic may have thousands of full subscriptions and thousands of producers, so neither is registered at each of the other.
+of its address. A topic may have thousands of full subscriptions and thousands of producers, so no producer is registered at each queue.
 When the queue has room, the line looks for the next full queue, and resumes its senders if there is none. A sender that does not wait gets
 no credit before the senders in the line, so each of them gets its turn.
 """

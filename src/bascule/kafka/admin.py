@@ -144,7 +144,7 @@ class Topics:
         return self._admin
 
     def _ask_controller(self, timeout_s: float, ask: Callable[[float], T]) -> T:
-        """Return the result of ``ask``, which gets the timeout of its request. Each further request is sent to the controller of then.
+        """Return the result of ``ask``, which gets the timeout of its request. Find the controller again before each retry.
 
         Raises Unavailable if Kafka does not answer at all, KafkaException.
         """

@@ -50,7 +50,7 @@ class _Message(ctypes.Structure):
 
 
 class _Library:
-    """The functions of librdkafka. Raises OSError or AttributeError if it has not all of them."""
+    """The functions of librdkafka. Raises OSError or AttributeError if one of them is missing."""
 
     def __init__(self, path: str) -> None:
         # A handle of an extension module finds the symbols of the libraries with which the module is linked.
@@ -136,7 +136,7 @@ class EventProducer:
         self._queue = library.queue_of(client)
         self._topic = library.topic_new(client, topic.encode(), None)
         library.io_events(self._queue, self.descriptor, _ONE, len(_ONE))
-        # The client ends when its last user has let go of it: another thread may still be in ``produce``.
+        # The client ends when no thread uses it any more: another thread may still be in ``produce``.
         weakref.finalize(self, _release, library, client, self._queue, self._topic, self.descriptor).atexit = False
 
     def __len__(self) -> int:
@@ -178,7 +178,7 @@ class EventProducer:
         return KafkaError(code, text.value.decode(errors="replace"), fatal=True)
 
     def stop(self) -> None:
-        """Write to the descriptor no more."""
+        """Stop writing to the descriptor."""
         self._library.io_events(self._queue, -1, None, 0)
 
     def purge(self) -> None:

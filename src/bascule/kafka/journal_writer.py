@@ -27,7 +27,7 @@ class Appends(Protocol):
         """Append a record. Raises Unavailable if the client accepts no more. May be called from any thread."""
 
     def stop(self) -> None:
-        """Report nothing more. Must be called on the loop, before ``close``."""
+        """Stop reporting outcomes. Must be called on the loop, before ``close``."""
 
     def close(self) -> None:
         """Release the client; blocks. The outcome of records in flight stays unknown."""
@@ -78,7 +78,7 @@ class LoopJournalWriter:
             self._on_outcomes(outcomes)
 
     def stop(self) -> None:
-        """Report nothing more. Must be called on the loop, before ``close``."""
+        """Stop reporting outcomes. Must be called on the loop, before ``close``."""
         if self._producer is not None:
             self._producer.stop()
             self._loop.remove_reader(self._descriptor)

@@ -56,7 +56,7 @@ class PartitionLineage:
         return run_blocking(check_read(self, leader_epoch, last, offset))
 
     def leader_epoch(self) -> int:
-        """Return the epoch of the leader, UNKNOWN_EPOCH of a cluster without leader epochs. Raises Unavailable."""
+        """Return the epoch of the leader; UNKNOWN_EPOCH if the cluster has no leader epochs. Raises Unavailable."""
         return self._offsets.end(ANSWER_S).leader_epoch
 
     def confirms(self, leader_epoch: int, offset: int, timeout_s: float) -> bool:

@@ -169,7 +169,7 @@ class JournalWriter:
                 self._on_outcomes(taken)
 
     def stop(self) -> None:
-        """Report nothing more, except what the thread is reporting now."""
+        """Stop reporting outcomes, except those that the thread is reporting now."""
         self._closing = True
 
     def close(self) -> None:

@@ -5,8 +5,8 @@ deleted topic with records of another one. The client learns the id of a recreat
 continues at the same offset. So all records that come between two such answers belong to one topic. The client also writes a line
 when it learns the id: the records behind this line belong to the topic with this id.
 
-It also writes a line when it learns the leader of a partition with the leader's epoch, and a fetch request names this epoch: a node that
-leads in another epoch refuses the request.
+The client also logs the epoch of each leader that it learns. A fetch request names this epoch, and a node that leads in another epoch
+refuses the request.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class NewLeader(Unavailable):
 
 
 def read_again(carry: Callable[[], None]) -> None:
-    """Carry from the stored position on, each time the source has a new leader. Raises the other errors of ``carry``."""
+    """Call ``carry``, and again each time it raises NewLeader: it continues at the stored position. Raises its other errors."""
     while True:
         try:
             return carry()
@@ -228,7 +228,7 @@ class Carrier:
 
     @property
     def start(self) -> SourceStart:
-        """Return where its source must be read from."""
+        """Return the start at which the source must be opened."""
         return SourceStart(self.position.offset, self.position.topic_id, self._begun_epoch)
 
     def add(self, output: Output, fallback: Fallback, pipeline: str = "", sent_ms: int = 0) -> None:
@@ -243,7 +243,7 @@ class Carrier:
     def reach(self, record: SeenRecord) -> None:
         """Finish a source record, and commit if the transaction is full.
 
-        Raises NewLeader once a position with another leader epoch was written: a former leader may have returned the record, and the
+        Raises NewLeader after a position with another leader epoch was written: a former leader may have returned the record, and the
         check of the next transaction would not show that the log has another one.
         """
         if self.position.leader_epoch not in (UNKNOWN_EPOCH, self._begun_epoch):

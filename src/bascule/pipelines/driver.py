@@ -66,7 +66,7 @@ POLL_S = 0.25
 REFRESH_S = 10.0
 #: How long the pipelines wait for the broker to create the journal when both start together.
 JOURNAL_TIMEOUT_S = 120.0
-#: A divert that catches up joins the others within this distance: all of them pause while one of them reads the rest.
+#: A divert that catches up joins its group within this distance. The divert and its group stop meanwhile, and one of them reads the rest.
 JOIN_RECORDS = 20_000
 #: Interval, in seconds, at which the driver looks whether a divert that is far behind has come near.
 JOIN_LOOK_S = 1.0

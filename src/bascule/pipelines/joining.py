@@ -1,4 +1,4 @@
-"""Diverts that join their groups: one of the two catches up in the background, while the driver looks after all other pipelines."""
+"""Diverts that join their groups. A divert, or its group, catches up in the background, while the driver serves all other pipelines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = get_log(__name__)
 
 #: How long a divert or its group may take to catch up, in seconds. Both wait meanwhile. An attempt that takes longer is given up.
 JOIN_S: Final = 30.0
-#: How long the driver itself waits for that, in seconds. Meanwhile it looks after no other pipeline.
+#: How long the driver's thread waits for a short catch-up, in seconds. Meanwhile it serves no other pipeline.
 JOIN_WAIT_S: Final = 0.25
 #: After an attempt that was given up, the divert joins within this part of the distance: the next attempt should take about 5 s.
 NEARER: Final = 6
@@ -88,7 +88,7 @@ class DivertJoins:
         (name, catch_up, end, apart), self._joining = self._joining, None
         if catch_up.overdue:
             self._distances[name] = apart // NEARER
-        # A query that was stopped meanwhile, for example to be held, is started by whoever has stopped it.
+        # A query that was stopped meanwhile, for example to be held, is started by the code that stopped it.
         query, group = (self._queries.get(each) for each in (f"{DIVERT}{name}", self._group_of(name)))
         waiting = [each for each in (query, group) if each is not None and each.running is catch_up]
         for each in waiting:
@@ -102,7 +102,7 @@ class DivertJoins:
             own, shared = self._positions.read(key), self._positions.read(group_key)
             if not own.offset == shared.offset == end:
                 raise Unavailable(f"the positions reached the offsets {own.offset} and {shared.offset}, expected {end}")
-            # From here on, the common position answers for a divert that is no longer configured.
+            # From here on, the common position covers a divert that is no longer configured.
             after = joined(shared, own if name in self._configured else replace(own, members=()))
             crash.point("join.caught_up")
             self.in_doubt.add(name)

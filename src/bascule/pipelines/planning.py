@@ -1,4 +1,4 @@
-"""Plans of users' transformations. A user's function may fail or hang meanwhile, so it runs in a thread of its own."""
+"""Plans of users' transformations. A user's function may fail or hang, so each plan runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PLAN_S: Final = 30.0
 
 
 class StillPlanning(BasculeError):
-    """Spark still plans a transformation. ``over`` returns whether the pipeline can go on."""
+    """Spark is still planning a transformation. ``over`` returns whether the pipeline can go on."""
 
     retriable = True
     scope = Scope.PIPELINE
 
     def __init__(self, divert: str, over: Callable[[], bool]) -> None:
-        super().__init__(f"divert {divert!r}: Spark still plans the transformation")
+        super().__init__(f"divert {divert!r}: Spark is still planning the transformation")
         self.over = over
 
 
@@ -90,7 +90,7 @@ class TransformationChecks:
         self._passed: set[DivertSpec] = set()
 
     def require(self, divert: DivertSpec) -> None:
-        """Return if the transformation of a divert can be used. Raises InvalidInput, NotRowLocal, NotPlanned, StillPlanning."""
+        """Return normally if the transformation of a divert can be used. Raises InvalidInput, NotRowLocal, NotPlanned, StillPlanning."""
         if divert.transformed and divert not in self._passed:
             self._plans.result(divert)
             self._passed.add(divert)

@@ -48,14 +48,14 @@ def metrics_of(port: int | None, host: str, service_manager: ServiceManager = NO
 
 
 def health_of(driver: ServiceManager) -> Mapping[str, Callable[[], tuple[bool, str]]]:
-    """Return the health checks of a driver by their paths: whether the driver is well, and a line that says why."""
+    """Return the health checks of a driver by their paths: whether the driver is healthy, and a line with the reason."""
 
     def live() -> tuple[bool, str]:
         idle_s = time.monotonic() - driver.alive_s
         return (True, "alive") if idle_s < NOT_ALIVE_S else (False, f"the driver has made no progress for {idle_s:.0f} s")
 
     def ready() -> tuple[bool, str]:
-        return bool(driver.reported), driver.reported or "the driver starts or stops"
+        return bool(driver.reported), driver.reported or "the driver is starting or stopping"
 
     return {"/livez": live, "/readyz": ready}
 

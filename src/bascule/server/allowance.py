@@ -12,7 +12,7 @@ from typing import Final
 SLICE_S: Final = 0.1
 #: Producers that get credit in one turn of the event loop; each costs a frame.
 GRANTS_PER_TURN: Final = 100
-#: Processor time for them, besides the last one: a producer looks for room in all subscriptions of its topic.
+#: Processor time after which no further producer of a turn gets credit: each producer looks for room in all subscriptions of its topic.
 GRANTS_S: Final = 0.005
 
 

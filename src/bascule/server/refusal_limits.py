@@ -16,11 +16,11 @@ from bascule.server.login_delays import network_of
 
 #: Lines about refusals of one kind from one address at once: an administrator who corrects a setting sees each attempt.
 LINES_AT_ONCE: Final = 10
-#: Further lines about refusals of one kind from one address in a second.
+#: Further lines about refusals of one kind from one address per second.
 LINES_PER_S: Final = 1.0
 #: Lines about refusals of all kinds from all addresses at once: an attacker may have many addresses.
 ALL_LINES_AT_ONCE: Final = 1_000
-#: Further lines about refusals of all kinds from all addresses in a second.
+#: Further lines about refusals of all kinds from all addresses per second.
 ALL_LINES_PER_S: Final = 20.0
 #: Kinds and addresses whose refusals are counted. Beyond it, the count of the oldest is added to the count of other addresses.
 ADDRESSES_MAX: Final = 10_000

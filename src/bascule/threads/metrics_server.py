@@ -83,7 +83,7 @@ class MetricsServer:
     ) -> None:  # fmt: skip
         """Begin to serve the metrics of ``collector``. Port 0 selects a free port. Raises Unavailable.
 
-        ``health`` has functions by path: whether the process is well (200, else 503), and the line that the server answers.
+        ``health`` has functions by path: whether the process is healthy (200, else 503), and the line of the answer.
         """
         registry = CollectorRegistry()
         registry.register(collector)

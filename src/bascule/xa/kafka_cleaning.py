@@ -31,7 +31,7 @@ class Ages:
     """What one process knows of the entry AGES."""
 
     def __init__(self, kept_s: float) -> None:
-        """``kept_s`` is for how many seconds remains are kept."""
+        """``kept_s`` is the time in seconds for which remains are kept."""
         self._kept_s = kept_s
         self._value: bytes | None = None
         self._since_s = 0.0
@@ -47,7 +47,7 @@ class Ages:
     def measured(self, asked_s: float, side: Mapping[int, int]) -> list[KnownEnds]:
         """Return the ends with their ages when a read of the table began, the oldest first.
 
-        ``side`` has the current ends of the side topic: ends beyond them belong to a topic that was deleted since.
+        ``side`` has the current ends of the side topic. Earlier ends beyond them belong to a topic that was recreated since.
         """
         known_s = max(0.0, asked_s - self._since_s)
         there = [each for each in self._known if all(end <= side.get(partition, 0) for partition, end in each.side.items())]

@@ -327,6 +327,6 @@ def _replaced(gtrid: bytes, cause: BaseException | None = None) -> BranchRolledB
     """Return the error for a branch whose database transaction the application has ended, by any statement or method."""
     return BranchRolledBack(
         f"the application has ended the database transaction of {gtrid.decode()} with COMMIT, ROLLBACK or RESET ALL. Statements before a "
-        "COMMIT are committed by themselves; all others are rolled back. Leave the end of the transaction to the transaction manager",
+        "COMMIT are committed alone; all others are rolled back. Let the transaction manager end the transaction",
         cause=cause,
     )

@@ -110,7 +110,7 @@ class RecoveryProtocol:
         at_work = dict.fromkeys(live())
         before, in_database = await self._read(found)
         incomplete = bool(found.unreachable)
-        if not incomplete:  # else the decisions of a database that does not answer are not known to be gone
+        if not incomplete:  # otherwise a database that does not answer may still have decisions
             self._carried_out &= before.decisions.keys()
         branches: dict[str, Sequence[Xid]] = {}
         for name, participant in self._participants.items():

@@ -20,7 +20,7 @@ class TransactionFinding(enum.StrEnum):
     RUNNING = "running"
     #: Branches are prepared and nothing is decided: recovery will roll them back, unless their process commits first.
     UNDECIDED = "undecided"
-    #: The deadline has passed, neither log nor resources have anything of the transaction, and this process does not remember it: it was
+    #: The deadline has passed, neither the log nor a resource knows the transaction, and this process does not remember it: it was
     #: rolled back, or it was committed and its decision is forgotten.
     NOT_FOUND = "not found"
     #: Neither log nor resources that answer have anything of the transaction; a silent one may have the decision, or a branch.

@@ -50,7 +50,7 @@ class Attempts:
 
     @property
     def pause_s(self) -> float:
-        """How many seconds to wait before the next attempt."""
+        """The number of seconds to wait before the next attempt."""
         return random.random() * RETRY_PAUSE_S * 2.0**self._failed
 
 

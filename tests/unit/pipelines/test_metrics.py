@@ -174,7 +174,7 @@ def test_metrics_are_served_until_the_driver_ends() -> None:
 def test_health_of_a_driver_is_what_it_reports_to_its_service_manager() -> None:
     manager = ServiceManager({})
     live, ready = (health_of(manager)[path] for path in ("/livez", "/readyz"))
-    assert (live(), ready()) == ((True, "alive"), (False, "the driver starts or stops"))
+    assert (live(), ready()) == ((True, "alive"), (False, "the driver is starting or stopping"))
     manager.ready("standby pipelines=2")
     assert ready() == (True, "standby pipelines=2")
     manager.stopping()

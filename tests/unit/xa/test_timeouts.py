@@ -52,7 +52,7 @@ def manager(one: ModelResource) -> Iterator[TransactionManager]:
     ],
     ids=["begin", "transactional", "async transactional", "manager"],
 )
-def test_timeout_that_no_transaction_can_have_is_refused(
+def test_invalid_timeout_of_transaction_is_refused(
     manager: TransactionManager, call: Callable[[TransactionManager, float], object], timeout_s: float
 ) -> None:
     with pytest.raises(InvalidInput, match=r"timeout_s=.*; expected 0 to 2147483 seconds"):
@@ -67,7 +67,7 @@ def test_longest_timeout_is_accepted(manager: TransactionManager) -> None:
 
 @pytest.mark.parametrize("name", ["recovery_interval_s", "finish_within_s"])
 @pytest.mark.parametrize("seconds", [math.nan, -1.0])
-def test_other_time_of_manager_that_is_none_is_refused(name: str, seconds: float) -> None:
+def test_invalid_wait_time_of_manager_is_refused(name: str, seconds: float) -> None:
     arguments: dict[str, Any] = {name: seconds}
     with pytest.raises(InvalidInput, match=f"{name}={seconds}"):
         TransactionManager("shop", ModelLog(), [], **arguments)
@@ -90,7 +90,7 @@ def test_commit_may_wait_without_limit_until_all_resources_have_committed() -> N
         assert manager.begin().rollback() is None
 
 
-def test_wait_for_the_end_of_a_commit_refuses_what_is_no_time(manager: TransactionManager, one: ModelResource) -> None:
+def test_wait_for_the_end_of_a_commit_refuses_invalid_times(manager: TransactionManager, one: ModelResource) -> None:
     with manager.begin() as transaction:
         transaction.enlist(one).append("work")
     with pytest.raises(InvalidInput, match="timeout_s=nan"):
@@ -98,7 +98,7 @@ def test_wait_for_the_end_of_a_commit_refuses_what_is_no_time(manager: Transacti
     assert transaction.wait_finished(math.inf)
 
 
-def test_endpoint_of_transacted_records_refuses_timeout_that_no_transaction_can_have() -> None:
+def test_endpoint_of_transacted_records_refuses_timeout_longer_than_a_transaction() -> None:
     """Each record would be retried without end, because its transaction cannot begin."""
     xa: Any = type("Xa", (), {"log": type("Log", (), {"group": "shop"})})
     with pytest.raises(InvalidInput, match="delivery_timeout_s=inf"):
