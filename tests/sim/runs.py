@@ -26,8 +26,6 @@ from tests.sim.world import TROUBLE
 #: Seeds that a forked process runs. It never collects garbage, which would cost a sixth of its time, and needs 75 MB at its end.
 CHUNK: Final = 50
 PROCESSES: Final = 2
-#: Runs need no answers in time. Services of other tests, which do, get the processors first.
-COMPUTING_NICENESS: Final = 10
 #: A run takes a tenth of a second; one that takes this long does not end.
 RUN_LIMIT_S: Final = 60.0
 #: Troubles that have their own simulations (``tests.sim.adapter``, ``branches``, ``hosts``).
@@ -158,7 +156,6 @@ def _tell(seeds: range, writing: int) -> NoReturn:
 
 
 def _prepare() -> None:
-    os.nice(COMPUTING_NICENESS)
     logging.disable()
     gc.disable()
 
