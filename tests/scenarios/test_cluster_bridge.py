@@ -179,7 +179,7 @@ class Ways:
         wait_for(lambda: not led(), lambda: f"other leaders of {led()}", NODE_S)
 
     def endure(self) -> None:
-        """Leave the cluster divided for a time. What needs the divided node waits, so nothing has to move, and nothing may fail."""
+        """Leave the cluster divided for a time. Work that needs the divided node may wait, but must not fail."""
         with suppress(Late):
             wait_for(lambda: self.errors, "an error", DIVIDED_S)
         assert self.errors == []

@@ -1,4 +1,4 @@
-"""Values of a thread or task that a block sets, and that are restored also if the block ends in another context than it began in.
+"""Values of a thread or task that a block sets, and that are restored even if the block ends in a different context.
 
 A framework may run the steps of one generator in different threads or tasks, such as a dependency of FastAPI or a fixture of pytest.
 """
@@ -21,7 +21,7 @@ class _Setting(Generic[T]):
 
 
 class ContextValue(Generic[T]):
-    """A value for the running thread or task, and for tasks that it starts. None: no value."""
+    """A value for the running thread or task, and for tasks that it starts; None if there is no value."""
 
     def __init__(self, name: str) -> None:
         self._setting: ContextVar[_Setting[T] | None] = ContextVar(name, default=None)

@@ -273,7 +273,7 @@ class LocalRules(DecidingDatabase[HandleT]):
         """Use ``placeholder`` as a parameter in SQL: ``?`` for sqlite3, ``%s`` for drivers of MySQL and MariaDB."""
         super().__init__(name, table=DecisionTable(placeholder), **rest)
         self._located = False
-        self._tried_out = False  # whether a rollback of a connection is known to end the transaction
+        self._tried_out = False  # whether a test has shown that a rollback on a connection undoes the transaction
         self._check_failed = False
 
     @property
