@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
-from confluent_kafka import Message
+from confluent_kafka import KafkaException, Message
 
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Place
 from bascule.core.log import get_log
-from bascule.kafka.history import TopicHistory, known_offset
+from bascule.kafka.errors import words
+from bascule.kafka.history import TopicHistory, content_of, known_offset, readable_headers
 from bascule.threads.background import in_background
 
 log = get_log(__name__)
 
-#: A sample has at most this number of offsets, and ends after the record with which it reaches this size in bytes.
+#: A sample ends with the first record that reaches this number of offsets, or this size in bytes.
 SAMPLE_OFFSETS: Final = 100
 SAMPLE_BYTES: Final = 1 << 20
 #: Partitions that one look samples, and the time, in seconds, after which a partition is sampled again.
@@ -41,8 +42,11 @@ class RecordSizes:
         ``waiting`` has the first offset that waits, and the offset behind the last one. A partition without waiting records is not sampled.
         """
         if self._sampling is not None and self._sampling.done():
-            self._means |= self._sampling.result()
-            self._sampling = None
+            sampled, self._sampling = self._sampling, None
+            if (failure := sampled.exception()) is None:
+                self._means |= sampled.result()
+            else:
+                log.warning("sampling the size of records failed, will retry", error=repr(failure))
         self._means = {place: mean for place, mean in self._means.items() if place in waiting}
         self._due_s = {place: due_s for place, due_s in self._due_s.items() if place in waiting}
         now_s = time.monotonic()
@@ -59,25 +63,27 @@ class RecordSizes:
         means = {}
         for place, (start, end) in ranges.items():
             try:
-                means[place] = self._mean(place, start, min(end, start + SAMPLE_OFFSETS))
-            except Unavailable as error:
-                log.info("could not sample the size of records, will retry", topic=place[0], partition=place[1], error=str(error))
+                means[place] = self._mean(place, start, end)
+            except (Unavailable, KafkaException) as error:
+                log.info("could not sample the size of records, will retry", topic=place[0], partition=place[1], error=words(error))
         return means
 
     def _mean(self, place: Place, start: int, end: int) -> float:
-        total, last = 0, end - 1
-        for message in TopicHistory(self._kafka, *place, timeout_s=_TIMEOUT_S).records(start, end):
+        """Return the mean size in bytes of an offset. Offsets without a record count; offsets that were deleted at the start do not."""
+        history = TopicHistory(self._kafka, *place, timeout_s=_TIMEOUT_S)
+        start = max(start, history.earliest())
+        total, last = 0, max(start, end - 1)
+        for message in history.records(start, end):
             total += size_of(message)
-            if total >= SAMPLE_BYTES:
+            if total >= SAMPLE_BYTES or known_offset(message) + 1 >= start + SAMPLE_OFFSETS:
                 last = known_offset(message)
                 break
         return total / (last + 1 - start)
 
 
 def size_of(message: Message) -> int:
-    """Return the size of a record in bytes: its key, value and headers."""
-    parts: list[bytes | None] = [message.key(), message.value()]
-    headers: Any = message.headers() or []
-    for name, value in headers:
+    """Return the size of a record in bytes: its key, value and headers. Headers that the client cannot read count as 0."""
+    parts: list[bytes | None] = [*content_of(message)]
+    for name, value in readable_headers(message) or ():
         parts += [name.encode(), value]
     return sum(len(part) for part in parts if part is not None)

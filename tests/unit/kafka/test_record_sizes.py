@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bascule.kafka import record_sizes
 from bascule.kafka.record_sizes import RecordSizes
@@ -72,3 +73,73 @@ def test_partition_that_cannot_be_read_has_no_mean_and_the_others_do(cluster: Mo
     sizes = RecordSizes(cluster.kafka)
     wait_for(lambda: FIRST in sizes.look({("s", 5): (7, 9), FIRST: (0, 1)}), "the sample of the other partition")
     assert sizes.look({("s", 5): (7, 9), FIRST: (0, 1)}) == {FIRST: 100}
+
+
+def test_sample_begins_with_the_first_record_that_is_not_deleted(cluster: MockCluster) -> None:
+    write(cluster, 0, b"x" * 83, b"x" * 183, b"x" * 283)
+    cluster.delete_records("s", 2)
+    assert sampled(RecordSizes(cluster.kafka), {FIRST: (0, 3)}) == {FIRST: 300}
+
+
+class Record:
+    """A record of 100 bytes at an offset. The client cannot decode the name of its header."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def offset(self) -> int:
+        return self._at
+
+    def key(self) -> None:
+        return None
+
+    def value(self) -> bytes:
+        return b"x" * 100
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        raise SystemError("the client could not decode the name of a header")
+
+
+def read_from(monkeypatch: pytest.MonkeyPatch, *offsets: int, error: Exception | None = None) -> None:
+    """Let samples read records at these offsets, or fail with an error."""
+
+    class History:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            if error is not None:
+                raise error
+
+        def earliest(self) -> int:
+            return 0
+
+        def records(self, start: int, end: int) -> Iterator[Record]:
+            return (Record(at) for at in offsets if start <= at < end)
+
+    monkeypatch.setattr(record_sizes, "TopicHistory", History)
+
+
+def test_headers_that_the_client_cannot_read_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_from(monkeypatch, 0, 1)
+    assert sampled(RecordSizes({}), {FIRST: (0, 2)}) == {FIRST: 100}
+
+
+def test_sample_of_a_compacted_partition_covers_the_gap_before_its_first_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_from(monkeypatch, 399, 400)
+    assert sampled(RecordSizes({}), {FIRST: (0, 1_000_000)}) == {FIRST: 100 / 400}
+
+
+def test_sample_ends_with_the_range_although_its_last_offsets_have_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_from(monkeypatch, 0)
+    assert sampled(RecordSizes({}), {FIRST: (0, 4), SECOND: (1, 4)}) == {FIRST: 25, SECOND: 0}
+
+
+@pytest.mark.parametrize("error", [KafkaException(KafkaError(KafkaError._TRANSPORT)), SystemError("a fault of the client")], ids=repr)
+def test_failed_sample_ends_no_driver_and_is_repeated(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(record_sizes, "SAMPLE_AGAIN_S", 0.0)
+    sizes = RecordSizes({})
+    read_from(monkeypatch, error=error)
+    assert sizes.look({FIRST: (0, 1)}) == {}
+    assert sizes._sampling is not None
+    assert sizes._sampling.exception(30) in (None, error)
+    assert sizes.look({FIRST: (0, 1)}) == {}
+    read_from(monkeypatch, 0)
+    assert sampled(sizes, {FIRST: (0, 1)}) == {FIRST: 100}
