@@ -35,6 +35,8 @@ PROGRESS = 10
 NOBODY = -1
 #: How long a node stays cut off: twice as long as the broker waits for an append until it reports that the journal stalls.
 DIVIDED_S = 10.0
+#: Timeout of the endpoint's transactions: those that wait for a divided node are rolled back, and their records are tried again.
+TRANSACTION_S = 0.5 * DIVIDED_S
 #: Topics of adapter and transactions have the cluster's defaults. Leaders move only because of faults.
 PROPERTIES = """
 default.replication.factor=3
@@ -116,7 +118,7 @@ class Ways:
             for each in (log, kafka, jms):
                 stack.callback(each.close)
             database = ModelResource("db", self._rows)
-            manager = stack.enter_context(TransactionManager("shop", ModelLog(), [log, database, kafka, jms]))
+            manager = stack.enter_context(TransactionManager("shop", ModelLog(), [log, database, kafka, jms], timeout_s=TRANSACTION_S))
 
             def work(record: Record) -> None:
                 value = record.value or b""
