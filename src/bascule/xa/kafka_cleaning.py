@@ -11,11 +11,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from bascule.core.topics import XA_PREFIX
 from bascule.xa.errors import ResourceError
 from bascule.xa.kafka_records import AGES, STARTED, LogEntry, PreparedBranch, is_about_branch, told_outcome
 
 #: The entry has one end for each of this many parts of the time for which remains are kept.
 PARTS: Final = 8
+#: What an earlier version reads of the entry (see AGES): it neither deletes the entry, nor takes it for a branch that sends. No process has
+#: the transactional id, whose owner the earlier version may fence.
+_MARK: Final = {"at_ms": 1 << 53, "slot": f"{XA_PREFIX}.ages", "rolled_back": True}
 
 
 class KnownEnds(NamedTuple):
@@ -96,7 +100,7 @@ def obsolete(table: Mapping[bytes, LogEntry], old: Sequence[KnownEnds], marks_ma
     def is_old(entry: LogEntry, ends: KnownEnds) -> bool:
         return entry.offset < ends.log.get(entry.partition, 0)
 
-    begun = {key: entry for key, entry in table.items() if key.endswith(STARTED)}
+    begun = {key: entry for key, entry in table.items() if is_about_branch(key) and key.endswith(STARTED)}
     marks = {key: entry for key, entry in begun.items() if told_outcome(entry) is not None}
     # A tombstone for a prepared branch could delete the mark of a process that ends the branch now.
     keys = [key for key in begun.keys() - marks.keys() if key.removesuffix(STARTED) not in table and is_old(begun[key], old[-1])]
@@ -105,11 +109,12 @@ def obsolete(table: Mapping[bytes, LogEntry], old: Sequence[KnownEnds], marks_ma
 
 
 def _encoded(ends: Sequence[KnownEnds]) -> bytes:
-    return json.dumps([[each.age_s, each.at_ms, list(each.side.items()), list(each.log.items())] for each in ends]).encode()
+    ages = [[each.age_s, each.at_ms, list(each.side.items()), list(each.log.items())] for each in ends]
+    return json.dumps({**_MARK, "ages": ages}).encode()
 
 
 def _decoded(value: bytes) -> list[KnownEnds]:
     try:
-        return [KnownEnds(float(age_s), int(at_ms), dict(side), dict(log)) for age_s, at_ms, side, log in json.loads(value)]
-    except (ValueError, TypeError) as error:
+        return [KnownEnds(float(age_s), int(at_ms), dict(side), dict(log)) for age_s, at_ms, side, log in json.loads(value)["ages"]]
+    except (ValueError, TypeError, KeyError) as error:
         raise ResourceError(f"unreadable log record {value[:200]!r}: {error}") from error

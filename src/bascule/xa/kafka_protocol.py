@@ -281,7 +281,7 @@ class KafkaBranches:
         return {
             self._xid_of(key, entry): (now_ms - started_ms(entry)) / 1000
             for key, entry in table.items()
-            if key.endswith(STARTED) and key.removesuffix(STARTED) not in table and told_outcome(entry) is None
+            if is_about_branch(key) and key.endswith(STARTED) and key.removesuffix(STARTED) not in table and told_outcome(entry) is None
         }
 
     # -- preparing -----------------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from bascule.xa.xid import Xid
 XID_HEADER: Final = "bascule.xa"
 TARGET_HEADER: Final = "bascule.xa.target"
 STARTED: Final = b"/started"
-#: The key of the log's record about the ages of the topics' ends. It cannot be the id of a branch.
-AGES: Final = b"#ages"
+#: The key of the log's record about the ages of the topics' ends. It cannot be the id of a branch. An earlier version refuses a log with a
+#: record that is not about a branch. Therefore key and value have the form of a mark, of a branch that has begun in the far future.
+AGES: Final = b"#ages" + STARTED
 
 
 class LogEntry(Protocol):
@@ -91,7 +92,7 @@ def key_of(xid: Xid) -> bytes:
 
 def is_about_branch(key: bytes) -> bool:
     """Return whether a key of the log names a branch."""
-    return key != AGES
+    return not key.startswith(b"#")
 
 
 def xid_of(key: bytes) -> Xid:

@@ -24,7 +24,7 @@ from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceE
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_log import KafkaLog
 from bascule.xa.kafka_protocol import LIMITS, BranchLimits
-from bascule.xa.kafka_records import AGES, STARTED, LogEntry, key_of, told_outcome
+from bascule.xa.kafka_records import AGES, STARTED, LogEntry, is_about_branch, key_of, told_outcome
 from bascule.xa.log import Decision, Heuristic, LogDamaged, Outcome
 from bascule.xa.xid import branch, new_gtrid
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
@@ -327,7 +327,7 @@ def test_unreadable_ages_of_messages_are_named(make: Make, kafka: KafkaInMemory)
 
 def marks(resource: KafkaResource) -> list[bytes]:
     table = run_blocking(resource._calls.table())
-    return [key for key, entry in table.items() if key.endswith(STARTED) and told_outcome(entry) is not None]
+    return [key for key, entry in table.items() if is_about_branch(key) and key.endswith(STARTED) and told_outcome(entry) is not None]
 
 
 def test_branches_are_listed_when_kafka_does_not_report_old_offsets(make: Make, kafka: KafkaInMemory) -> None:
