@@ -30,6 +30,7 @@ class LentSession:
     """The Session of a branch that is the handle."""
 
     handle: Any = None
+    xid: Xid
     _doomed = ""
 
     def dbapi_connection(self, engine: Engine) -> Any:
@@ -95,9 +96,8 @@ class SqlAlchemyDatabase(DatabaseResource[Session]):
         transaction = self._at_work()
         if transaction is None:
             return
-        with self._lock:
-            current = cast("JoinedBranch | None", self._work.get(branch_of(transaction.gtrid, self.name)))
-        if branch is None or branch is not current:
+        # The branch is not in ``_work`` while its sessions are flushed.
+        if branch is None or branch.xid != branch_of(transaction.gtrid, self.name):
             raise OutOfOrder(
                 f"a SQLAlchemy session or connection of {self.name} that was begun outside of transaction {transaction.id} takes "
                 "no part in the transaction. End the session before the transaction begins, open it within the transaction, or suspend the "
@@ -112,6 +112,7 @@ class SqlAlchemyDatabase(DatabaseResource[Session]):
     def opened(self, xid: Xid) -> Work[Session]:
         """See DatabaseResource."""
         work = self.work_on(self._plain.connect(), xid)
+        work.xid = xid
         try:
             work.lend(self.engine)
         except BaseException:

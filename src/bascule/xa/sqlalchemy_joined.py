@@ -14,6 +14,8 @@ from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.pool import NullPool, PoolProxiedConnection
 
+from bascule.xa.xid import Xid
+
 #: The first word of statements that write nothing, and of their command tags in PostgreSQL.
 READS = frozenset({"SELECT", "FETCH", "MOVE", "DECLARE", "CLOSE", "SHOW", "SET", "EXPLAIN", "SAVEPOINT", "RELEASE", "ROLLBACK"})
 ROLLED_BACK = "the application rolled back its session"
@@ -24,6 +26,8 @@ _GIVES_UP = "bascule.xa.gives_up"
 
 class JoinedBranch(Protocol):
     """A branch that connections join."""
+
+    xid: Xid
 
     def dbapi_connection(self, engine: Engine) -> Any:
         """Return a driver connection on the session of the branch. Its commit, rollback and close do nothing."""

@@ -266,6 +266,21 @@ def test_session_of_a_suspended_transaction_is_refused_in_another_transaction(
     assert items(plain) == ["outer"]
 
 
+def test_session_of_the_branch_works_while_another_one_is_flushed_by_the_commit(
+    manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine
+) -> None:
+    with manager.begin() as transaction:
+        handle, session = transaction.enlist(shop), begun_session(shop)
+
+        @sa.event.listens_for(handle, "before_flush")
+        def audit(*_: object) -> None:
+            session.execute(sa.insert(Payment).values(item="audit"))
+
+        handle.add(Payment(item="one"))
+    session.close()
+    assert items(plain) == ["audit", "one"]
+
+
 def test_driver_connection_of_the_engine_is_refused_within_a_transaction(manager: TransactionManager, shop: SqlAlchemyResource) -> None:
     with manager.begin(), pytest.raises(OutOfOrder, match="takes no part in the transaction"):
         shop.engine.raw_connection()

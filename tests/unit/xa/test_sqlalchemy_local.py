@@ -171,3 +171,19 @@ def test_session_begun_before_the_transaction_is_refused_within_it(shop: Session
                 early.flush()
         early.rollback()
     assert (shop.items(), shop.durable.committed) == ([], ["message"])
+
+
+def test_session_of_the_branch_works_while_another_one_is_flushed_by_the_commit(shop: SessionShop) -> None:
+    manager, database, _ = shop.process()
+    with manager:
+        with manager.begin() as transaction:
+            handle, session = transaction.enlist(database), Session(database.engine)
+            session.scalars(sa.select(LocalPayment)).all()
+
+            @sa.event.listens_for(handle, "before_flush")
+            def audit(*_: object) -> None:
+                session.execute(sa.insert(LocalPayment).values(item="audit"))
+
+            handle.add(LocalPayment(item="one"))
+        session.close()
+    assert shop.items() == ["audit", "one"]
