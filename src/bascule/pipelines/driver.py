@@ -346,12 +346,12 @@ class Driver:
         self._joins.in_doubt.discard(name)
         log.info("divert joined", divert=name)
 
-    def _catch_up(self, pool: str, task: DivertTask, position: Position, end: int) -> None:
-        """Carry the records of a task before the offset ``end``. Blocks."""
+    def _catch_up(self, pool: str, task: DivertTask, position: Position, end: int, look: Callable[[], None]) -> None:
+        """Carry the records of a task before the offset ``end``. Blocks. ``look`` raises an error once the catch-up is told to stop."""
         if any(divert.transformed for divert in task.diverts):
             session = cloned_session(self._sql)
             journal = journal_rows(kafka_range(session, self.pipelines, position.topic, position.partition, position.offset, end))
-            TransformingBatch(task, pool, self._pools.using)(journal)
+            TransformingBatch(replace(task, start=position.offset, leader_epoch=None), pool, self._pools.using, look)(journal)
         else:  # without Spark SQL, which would load its planner and compile code first
             carry_up_to(self._spark, task, self.pipelines.kafka, end, self._pools.using(self._resident_pool(pool)))
 

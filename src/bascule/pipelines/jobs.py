@@ -189,8 +189,8 @@ class ResidentJob:
 class CatchUp:
     """Work that brings the position of one query to that of another. Meanwhile it is the running part (``Running``) of both."""
 
-    def __init__(self, context: SparkContext, name: str, work: Callable[[], None], within_s: float) -> None:
-        """Begin ``work``, which may run jobs of Spark for ``within_s`` seconds."""
+    def __init__(self, context: SparkContext, name: str, work: Callable[[Callable[[], None]], None], within_s: float) -> None:
+        """Begin ``work``, which may run jobs of Spark for ``within_s`` seconds. Its argument is ``look``."""
         self._context = context
         self._tag = tag = f"bascule-{uuid.uuid4().hex}"
         self._until_s = time.monotonic() + within_s
@@ -199,7 +199,7 @@ class CatchUp:
         def run() -> None:
             context.addJobTag(tag)
             context.setLocalProperty(_JOB_GROUP, tag)
-            work()
+            work(self.look)
 
         self._ended = in_background(run, f"{name}-catch-up")
 
@@ -216,6 +216,11 @@ class CatchUp:
     def failure(self) -> BaseException | None:
         """Return the error with which the work has ended."""
         return self._ended.exception(0)
+
+    def look(self) -> None:
+        """Raise Unavailable once the work is told to stop: its jobs are cancelled then, and no message is at fault for that."""
+        if self.stopped:
+            raise Unavailable("the catch-up was told to stop")
 
     def ended(self, timeout_s: float) -> bool:
         """Return whether the work has ended, at the latest after ``timeout_s``. Stop it when its time is over."""

@@ -29,6 +29,8 @@ JOIN_S: Final = 30.0
 JOIN_WAIT_S: Final = 0.25
 #: After an attempt that was given up, the divert joins within this part of the distance: the next attempt should take about 5 s.
 NEARER: Final = 6
+#: The least distance, in records, within which a divert joins. Within a smaller one, two that carry new records would seldom be seen.
+NEAREST: Final = 100
 #: Pause, in seconds, after a join that failed: an attempt stops both queries, which carry records or find the fault meanwhile.
 JOIN_PAUSE_S: Final = 30.0
 
@@ -39,9 +41,13 @@ class DivertJoins:
     def __init__(
         self, positions: Positions, queries: Mapping[str, Query], group_of: Callable[[str], str],
         task_of: Callable[[str, Position], DivertTask], context: Callable[[], SparkContext],
-        catch_up: Callable[[str, DivertTask, Position, int], None], configured: Container[str], has_joined: Callable[[str], None],
+        catch_up: Callable[[str, DivertTask, Position, int, Callable[[], None]], None],
+        configured: Container[str], has_joined: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """``catch_up`` carries the records of a task before an offset, and blocks. ``has_joined`` is told which divert has joined."""
+        """``catch_up`` carries the records of a task before an offset, and blocks.
+
+        Its last argument raises an error once the catch-up is told to stop. ``has_joined`` is told which divert has joined.
+        """
         self._positions, self._queries, self._group_of, self._task_of = positions, queries, group_of, task_of
         self._context, self._catch_up, self._configured, self._has_joined = context, catch_up, configured, has_joined
         self.in_doubt: set[str] = set()
@@ -70,7 +76,7 @@ class DivertJoins:
             end, apart = max(own.offset, shared.offset), abs(own.offset - shared.offset)
             behind, position = (query, own) if own.offset < shared.offset else (group, shared)
             task = self._task_of(self._positions.key_of(behind.name), position)
-            work = partial(self._catch_up, behind.name, task, position, end) if position.offset < end else lambda: None
+            work = partial(self._catch_up, behind.name, task, position, end) if position.offset < end else lambda _look: None
             query.running = group.running = catch_up = CatchUp(self._context(), behind.name, work, JOIN_S)
             self._joining = name, catch_up, end, apart
             self.finish(JOIN_WAIT_S)
@@ -87,7 +93,9 @@ class DivertJoins:
             return None
         (name, catch_up, end, apart), self._joining = self._joining, None
         if catch_up.overdue:
-            self._distances[name] = apart // NEARER
+            self._distances[name] = max(NEAREST, apart // NEARER)
+        elif not catch_up.stopped:
+            self._distances.pop(name, None)
         # A query that was stopped meanwhile, for example to be held, is started by the code that stopped it.
         query, group = (self._queries.get(each) for each in (f"{DIVERT}{name}", self._group_of(name)))
         waiting = [each for each in (query, group) if each is not None and each.running is catch_up]

@@ -143,7 +143,7 @@ class DivertTask:
     limits the size of transformed rows; it is None for a single journal record, which is never split. A batch whose rows begin at the
     offset ``start`` is refused if the position is before it: it would skip the records between them. If Spark reads batch after
     batch, ``leader_epoch`` is the epoch that the position had before the first batch. A batch is refused once the position has another
-    epoch, because Spark may hold records of a former leader.
+    epoch, because Spark may hold records of a former leader. It is None for a batch that reads its records itself.
     """
 
     pipelines: PipelinesSpec

@@ -179,7 +179,7 @@ class TransformingJob:
         task = self._task
         log.info("carrying batch without waiting tasks", pipeline=self._name, first=start, last=end - 1)
         read = kafka_range(self._session, task.pipelines, task.claim.topic, task.claim.partition, start, end)
-        batch = TransformingBatch(replace(task, start=start), self._name.rpartition("-")[0], self._in_pool, self._look)
+        batch = TransformingBatch(replace(task, start=start, leader_epoch=None), self._name.rpartition("-")[0], self._in_pool, self._look)
         batch(journal_rows(read))
 
     def _look(self) -> None:

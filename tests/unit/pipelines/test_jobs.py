@@ -14,7 +14,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord, Taken
 from bascule.pipelines import jobs
 from bascule.pipelines.failures import CarriedError, error_from_spark
-from bascule.pipelines.jobs import ResidentJob, ResidentTasks
+from bascule.pipelines.jobs import CatchUp, ResidentJob, ResidentTasks
 from bascule.pipelines.spark import LOCAL_SLOTS, cores, master_url
 from bascule.pipelines.spec import PipelinesSpec
 
@@ -177,6 +177,34 @@ def test_error_of_a_task_that_catches_up_reaches_the_driver() -> None:
         jobs.carry_up_to(context, Task(context.cancelled, Unavailable("no Kafka")), {}, 7, nullcontext())
     assert isinstance(error_from_spark(raised.value), Unavailable)
     assert context.asked == [(range(1), 1)]
+
+
+@pytest.mark.parametrize("overdue", [False, True])
+def test_catch_up_that_is_stopped_tells_its_work_so_before_its_jobs_are_cancelled(overdue: bool) -> None:
+    """Otherwise the work would look for the message on which the cancelled job failed, and find one."""
+    context, looked, begun = Context(), list[str](), threading.Event()
+
+    def work(look: Callable[[], None]) -> None:
+        look()
+        begun.set()
+        assert context.cancelled.wait(30)
+        try:
+            look()
+        except Unavailable as error:
+            looked.append(str(error))
+            raise
+
+    spark: Any = context
+    catch_up = CatchUp(spark, "common", work, 0.0 if overdue else 30.0)
+    assert begun.wait(30)
+    if overdue:
+        assert catch_up.ended(0.0)
+    else:
+        catch_up.stop()
+    assert catch_up.stopped
+    assert catch_up.overdue == overdue
+    assert isinstance(catch_up.failure(), Unavailable)
+    assert looked == ["the catch-up was told to stop"]
 
 
 @pytest.mark.parametrize(

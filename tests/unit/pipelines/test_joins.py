@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from bascule.core.errors import Unavailable
 from bascule.pipelines import driver as module
 from bascule.pipelines import joining
 from bascule.pipelines.spec import EARLIEST, StartPosition
+from bascule.pipelines.tasks import DivertTask
 from bascule.writer.position import COMMON, group_pipeline
 from tests.scenarios import sparkless
 from tests.scenarios.sparkless import Bridge, Context, Running
@@ -85,6 +87,7 @@ def test_catch_up_that_takes_too_long_is_given_up_and_tried_again_when_the_two_a
 ) -> None:
     slow = Slow(monkeypatch)
     monkeypatch.setattr(joining, "JOIN_S", 0.0)
+    monkeypatch.setattr(joining, "NEAREST", 1)
     with joining_driver(bridge) as running:
         wait_for(lambda: running.driver.poll() is None and not running.driver._joins.busy, "the attempt to be given up")
         assert slow.cancelled.is_set()
@@ -99,6 +102,54 @@ def test_catch_up_that_takes_too_long_is_given_up_and_tried_again_when_the_two_a
         running.driver._join_due_s.clear()
         wait_for(lambda: joined(running), "the join")
     assert bridge.carried("past") == [str(number) for number in range(7)]
+
+
+def test_distance_has_a_floor_and_is_that_of_before_after_a_catch_up_in_time(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+    monkeypatch.setattr(joining, "JOIN_S", 0.0)
+    with joining_driver(bridge) as running:
+        joins = running.driver._joins
+
+        def attempt_ends() -> bool:
+            running.driver.poll()
+            return not joins.busy
+
+        wait_for(attempt_ends, "the attempt to be given up")
+        assert joins.distance("past", 20_000) == joining.NEAREST == 100
+        slow.go_on.set()
+        monkeypatch.setattr(joining, "JOIN_S", 30.0)
+        running.driver._join_due_s.clear()
+        wait_for(lambda: joined(running), "the join, although the two are as far apart as before")
+        assert joins.distance("past", 20_000) == 20_000
+
+
+def test_catch_up_with_a_transformation_carries_its_batch_until_it_is_told_to_stop(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches, ranges = list[Any](), list[Any]()
+
+    class Batch:
+        def __init__(self, task: DivertTask, pool: str, in_pool: object, look: Any) -> None:
+            batches.append((task, pool, look))
+
+        def __call__(self, rows: object) -> None:
+            ranges.append(rows)
+
+    monkeypatch.setattr(module, "sql_session", lambda _: None)
+    monkeypatch.setattr(module, "cloned_session", lambda _: None)
+    monkeypatch.setattr(module, "kafka_range", lambda _session, _pipelines, _topic, _partition, start, end: (start, end))
+    monkeypatch.setattr(module, "journal_rows", lambda rows: rows)
+    monkeypatch.setattr(module, "TransformingBatch", Batch)
+    bridge.journal.start_epoch()
+    with bridge.running(bridge.divert("plain")) as running:
+        key = running.driver._positions.key_of(COMMON)
+        position = replace(running.driver._positions.read(key), offset=3, leader_epoch=5)
+        divert = bridge.divert("upper", select=("upper(text) AS value",))
+        task = replace(running.driver._divert_task(key, position), diverts=(divert,))
+        told = object()
+        running.driver._catch_up("divert:upper", task, position, 7, told)  # type: ignore[arg-type]
+    ((carried, pool, look),) = batches
+    assert ranges == [(3, 7)]
+    assert (carried.start, carried.leader_epoch, pool) == (3, None, "divert:upper")
+    assert look is told
 
 
 @pytest.mark.parametrize("held", ["divert:past", "divert:now"])

@@ -134,7 +134,9 @@ class Case:
         self.given_up = 0
         self.diverts = diverts or (UPPER,)
         names = tuple(divert.name for divert in self.diverts)
-        task = DivertTask(PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me", names), self.diverts)
+        task = DivertTask(
+            PipelinesSpec("bridge", {}), Claim("diverts/journal/0", "journal", "id", 0, "me", names), self.diverts, leader_epoch=5
+        )
         session: Any = spark
         self.job = TransformingJob(session, "group:a-b-7", task, ("resident", "rows"), spark.in_pool, self._give_up)
 
@@ -229,6 +231,12 @@ def test_failed_batch_is_carried_without_waiting_tasks_and_then_all_tasks_run_ag
     batch.end()
     case.resident(2)
     assert case.given_up == 0
+
+
+def test_batch_is_carried_although_the_partition_has_a_new_leader_since_the_query_began(case: Case) -> None:
+    """A batch reads its records itself, from the leader of now."""
+    case.resident(1).fail(NotTransformed("it failed", 3, 7))
+    assert (case.batch(1).task.start, case.batch(1).task.leader_epoch) == (3, None)
 
 
 def test_first_batch_becomes_smaller_with_each_failure_so_that_a_slow_transformation_can_answer(case: Case) -> None:
