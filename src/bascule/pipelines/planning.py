@@ -74,7 +74,12 @@ class Plans(Generic[T]):
         def run() -> T:
             session = self._session()
             plan.begun_s = time.monotonic()
-            return self._work(session, divert)
+            try:
+                return self._work(session, divert)
+            except SystemExit as error:
+                raise NotPlanned(
+                    f"divert {divert.name!r}: the transformation tried to end the process (SystemExit: {error.code})"
+                ) from error
 
         plan.ended = in_background(run, f"plan-{divert.name}")
         return plan

@@ -95,7 +95,7 @@ def _function(divert: DivertSpec) -> Callable[[DataFrame], DataFrame]:
     module, _, name = (divert.function or "").partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise InvalidInput(f"divert {divert.name!r}: could not load python = {divert.function!r}: {_said(error)}") from error
 
     def call(messages: DataFrame) -> DataFrame:
@@ -103,7 +103,10 @@ def _function(divert: DivertSpec) -> Callable[[DataFrame], DataFrame]:
             result = function(messages)
         except PySparkException:
             raise
-        except Exception as error:  # the function may raise anything, for example because a service that it asks does not answer
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # the function may raise anything, for example because a service that it asks does not answer
             raise NotPlanned(f"divert {divert.name!r}: {divert.function} failed during planning: {_said(error)}") from error
         if not isinstance(result, DataFrame):
             raise InvalidInput(f"divert {divert.name!r}: {divert.function} returned {type(result).__name__}, not a DataFrame")
@@ -148,7 +151,7 @@ def _as_records(divert: DivertSpec, result: DataFrame) -> DataFrame:
     )
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -21,6 +21,9 @@ def by_key(messages):
 def by_type(messages):
     return messages + 1
 
+def leave(messages):
+    raise SystemExit(3)
+
 def nothing(messages):
     return None
 """
@@ -31,9 +34,11 @@ def nothing(messages):
     [
         ("users_own", "by_key", "users_own:by_key failed during planning: KeyError: 'colour'"),
         ("users_own", "by_type", "users_own:by_type failed during planning: TypeError: "),
+        ("users_own", "leave", "users_own:leave failed during planning: SystemExit: 3"),
         ("users_own", "nothing", "users_own:nothing returned NoneType, not a DataFrame"),
         ("users_own", "missing", "could not load python = 'users_own:missing': AttributeError: "),
         ("users_broken", "by_key", "could not load python = 'users_broken:by_key': ZeroDivisionError: "),
+        ("users_leaving", "by_key", "could not load python = 'users_leaving:by_key': SystemExit: 3"),
         ("users_unwritten", "by_key", "could not load python = 'users_unwritten:by_key': ModuleNotFoundError: "),
     ],
 )
@@ -42,6 +47,7 @@ def test_unusable_transformation_function_is_refused_and_error_names_divert(
 ) -> None:
     (tmp_path / "users_own.py").write_text(MODULE)
     (tmp_path / "users_broken.py").write_text("1 / 0")
+    (tmp_path / "users_leaving.py").write_text("raise SystemExit(3)")
     monkeypatch.syspath_prepend(tmp_path)
     messages: Any = object()
     with pytest.raises((InvalidInput, NotPlanned)) as refused:
