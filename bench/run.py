@@ -128,16 +128,17 @@ def table(results: dict[str, dict[str, list[dict[str, Any]]]], brokers: Sequence
     """Return a Markdown table: a line per mode and broker with medians and spread of the rounds, then Bascule beside Artemis."""
     rows = [["mode", "broker", *COLUMNS, *USED, "flaws"]]
     for mode in MODES:
-        whole = {broker: [run for run in results.get(mode.name, {}).get(broker, []) if "sent_per_s" in run] for broker in brokers}
-        for broker in brokers:
-            runs = results.get(mode.name, {}).get(broker, [])
+        rounds = {broker: results.get(mode.name, {}).get(broker, []) for broker in brokers}
+        whole = {broker: [run for run in runs if "sent_per_s" in run] for broker, runs in rounds.items()}
+        for broker, runs in rounds.items():
             if not runs:
                 continue
             figures = [spread([run[key] for run in whole[broker]], 2) for key, _ in COLUMNS.values()]
             used = [used_by_parts(whole[broker], key) for key in USED.values()]
             rows.append([mode.name, broker, *figures, *used, "; ".join(filter(None, map(flaws, runs))) or "none"])
-        ours, theirs = whole.get("bascule"), whole.get("artemis")
-        if ours and theirs:
+        both = list(zip(rounds.get("bascule", []), rounds.get("artemis", []), strict=False))
+        if both := [each for each in both if all("sent_per_s" in run for run in each)]:
+            ours, theirs = zip(*both, strict=True)
             better = [ratios(ours, theirs, itemgetter(key), more) for key, more in COLUMNS.values()]
             shares = [ratios(ours, theirs, together(key), True) for key in USED.values()]
             rows.append([mode.name, "**ratio**", *better, *(f"{share} of Artemis" for share in shares), ""])
@@ -173,10 +174,11 @@ def ratios(
 ) -> str:
     """Return the ratio of the medians of a figure, and its least and greatest value over the rounds.
 
-    The ratio is that of Bascule to Artemis, or of Artemis to Bascule for a figure of which less is better.
+    ``ours`` and ``theirs`` have the rounds that succeeded for both brokers. The ratio is that of Bascule to Artemis, or of Artemis to
+    Bascule for a figure of which less is better.
     """
     above, below = (ours, theirs) if more_is_better else (theirs, ours)
-    pairs = [(figure(each), figure(other)) for each, other in zip(above, below, strict=False)]
+    pairs = [(figure(each), figure(other)) for each, other in zip(above, below, strict=True)]
     middle, other = (statistics.median(map(figure, runs)) for runs in (above, below))
     if not other or not all(each for _, each in pairs):
         return "-"

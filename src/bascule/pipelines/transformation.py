@@ -106,7 +106,7 @@ def _function(divert: DivertSpec) -> Callable[[DataFrame], DataFrame]:
         except (
             Exception,
             SystemExit,
-        ) as error:  # the function may raise anything, for example because a service that it asks does not answer
+        ) as error:  # the function may raise anything, for example because a service does not answer
             raise NotPlanned(f"divert {divert.name!r}: {divert.function} failed during planning: {_said(error)}") from error
         if not isinstance(result, DataFrame):
             raise InvalidInput(f"divert {divert.name!r}: {divert.function} returned {type(result).__name__}, not a DataFrame")

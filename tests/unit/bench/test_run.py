@@ -46,6 +46,18 @@ def test_ratio_compares_medians_and_all_processes_of_bascule_with_artemis(rows: 
     assert ratio["RSS MB"] == "**0.50** (0.48 to 0.52) of Artemis"
 
 
+def test_ratio_compares_the_rounds_in_which_both_were_measured() -> None:
+    used = {"cpu_us": {"broker": 5}, "rss_mb": {"broker": 5}}
+    ours = [of_round(rate, 2.0, **used) for rate in (10, 1000, 30)]
+    theirs = [of_round(10, 2.0, **used), {"failures": 1, **used}, of_round(30, 2.0, **used)]
+    text = run.table({"async": {"bascule": ours, "artemis": theirs}}, ["bascule", "artemis"])
+    assert text.splitlines()[-1].startswith("| async | **ratio** | **1.00** (1.00 to 1.00) | **1.00** (1.00 to 1.00) |")
+    text = run.table({"async": {"bascule": ours[:2], "artemis": [theirs[1], theirs[0]]}}, ["bascule", "artemis"])
+    assert text.splitlines()[-1].startswith("| async | **ratio** | **100.00** |")
+    text = run.table({"async": {"bascule": ours[:2], "artemis": [theirs[1], theirs[1]]}}, ["bascule", "artemis"])
+    assert "**ratio**" not in text
+
+
 def test_mode_without_a_whole_round_has_no_figures_and_no_ratio() -> None:
     failed = {"failures": 1, "cpu_us": {"broker": 5}, "rss_mb": {"broker": 5}}
     text = run.table({"async": {"bascule": [failed], "artemis": [failed]}}, ["bascule", "artemis"])
