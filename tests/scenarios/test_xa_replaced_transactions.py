@@ -18,6 +18,7 @@ from bascule.embedded.postgres import HOST, USER, EmbeddedPostgres
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa.aio import AsyncTransactionManager
+from bascule.xa.decision_table import CREATE, TABLE
 from bascule.xa.django import django_resource
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.sqlalchemy import SqlAlchemyResource
@@ -138,3 +139,26 @@ def test_transaction_is_rolled_back_if_a_statement_of_the_application_has_ended_
         )
         assert items(postgres, table) == [*expected, "y"]
     assert broker is None or broker.durable.committed == ["message"]
+
+
+def test_certain_rollback_is_reported_although_the_database_does_not_answer_afterwards(postgres: EmbeddedPostgres, table: str) -> None:
+    role = f"{table}_role"
+    with psycopg.connect(postgres.conninfo, autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {role} LOGIN; GRANT CREATE ON SCHEMA public TO {role}; GRANT INSERT ON {table} TO {role}")
+        admin.execute(CREATE.format(TABLE) + f"; GRANT SELECT, INSERT, DELETE ON {TABLE} TO {role}")
+        resource, broker = PostgresResource("db", f"{postgres.conninfo} user={role}", prepared=False), ModelResource("broker")
+        try:
+            with TransactionManager("replaced", ModelLog(), [resource, broker]) as manager:
+                transaction = manager.begin()
+                transaction.enlist(broker).append("message")
+                for statement in ("ROLLBACK", f"INSERT INTO {table} VALUES ('after')"):
+                    transaction.enlist(resource).execute(statement)
+                admin.execute(f"ALTER ROLE {role} NOLOGIN")
+                with pytest.raises(TransactionRolledBack, match="the application has ended the database transaction"):
+                    transaction.commit()
+                admin.execute(f"ALTER ROLE {role} LOGIN")
+        finally:
+            resource.close()
+            admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    assert items(postgres, table) == []
+    assert broker.durable.committed == []

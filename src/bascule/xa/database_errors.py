@@ -68,9 +68,14 @@ def translated() -> Iterator[None]:
 
 @contextmanager
 def unprepared_commit() -> Iterator[None]:
-    """Surround the commit of an unprepared branch. A driver error without an SQLSTATE leaves the branch in doubt."""
+    """Surround the commit of an unprepared branch. A driver error without an SQLSTATE leaves the branch in doubt.
+
+    BranchRolledBack and ResourceFailed pass unchanged: who raises one of them within the block knows the outcome, or the doubt.
+    """
     try:
         yield
+    except (BranchRolledBack, ResourceFailed):
+        raise
     except Exception as error:
         said = in_words_of_xa(error)
         if isinstance(said, ResourceError) and not _sqlstate(error):

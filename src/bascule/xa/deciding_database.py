@@ -145,6 +145,8 @@ class DecidingDatabase(DatabaseResource[HandleT]):
             if not self.is_decided(error):
                 raise
             text = "recovery rolled back the transaction before the commit"
+            if self.commits_with_row:  # the row of the other decision has the outcome
+                raise ResourceFailed(text, cause=error) from error
             raise BranchRolledBack(text, Code.XA_RBTRANSIENT) from error
 
     def _delete(self, raw: Any) -> None:
