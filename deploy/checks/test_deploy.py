@@ -252,6 +252,22 @@ def test_addresses_of_clients_and_standbys_are_those_of_the_headless_service() -
     assert of["BASCULE_BROKER__STANDBY_ADDRESS"] == f"{pods[1]}.{domain}:5673"
 
 
+def test_admin_server_allows_the_names_of_the_configuration_besides_those_of_the_values_and_of_its_pod(tmp_path: Path) -> None:
+    config = tmp_path / "bascule.toml"
+
+    def allowed(text: str) -> list[str]:
+        config.write_text(text)
+        documents = rendered.__wrapped__(CHART / "ci" / "production-values.yaml", KUBERNETES[-1], "--set-file", f"config={config}")
+        names = environment(container(documents, "StatefulSet"), "demo-bascule-broker-1")["BASCULE_ADMIN__HOSTS"]
+        return list(json.loads(names))
+
+    without = allowed('[bridge]\nid = "shop"\n')
+    assert without[0] == "bascule.example"
+    assert {"demo-bascule-brokers.shop.svc", "demo-bascule-broker-1.demo-bascule-brokers.shop.svc"} < set(without)
+    assert allowed('[admin]\nhosts = ["jms.example", "bascule.example"]\n') == ["bascule.example", "jms.example", *without[1:]]
+    assert allowed("[admin]\nport = 8672\n") == without
+
+
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 def test_bascule_accepts_the_configuration_of_each_container(values: Path, tmp_path: Path) -> None:
     documents = rendered(values)

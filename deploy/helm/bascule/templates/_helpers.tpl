@@ -35,11 +35,11 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- $addresses | toJson -}}
 {{- end }}
 
-{{- /* The names of the admin server in the cluster, of each pod and of their Service, besides broker.adminHosts. */ -}}
+{{- /* The names of the admin server in the cluster, of each pod and of their Service, besides broker.adminHosts and admin.hosts of the configuration. */ -}}
 {{- define "bascule.adminHosts" -}}
 {{- $service := printf "%s-brokers" (include "bascule.name" .) -}}
 {{- $names := list $service (printf "%s.%s" $service .Release.Namespace) (printf "%s.%s.svc" $service .Release.Namespace) (printf "%s.%s.svc.%s" $service .Release.Namespace .Values.broker.clusterDomain) -}}
-{{- $hosts := .Values.broker.adminHosts -}}
+{{- $hosts := concat .Values.broker.adminHosts (dig "admin" "hosts" list (fromToml .Values.config)) | uniq -}}
 {{- range $names -}}
 {{- $hosts = concat $hosts (list . (printf "$(POD_NAME).%s" .)) -}}
 {{- end -}}
