@@ -123,7 +123,7 @@ def test_decision_waits_for_the_disk_although_synchronous_commit_is_off(make: Ma
                 deferred = f"CREATE CONSTRAINT TRIGGER noted AFTER INSERT ON {TABLE} DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
                 connection.execute(f"{deferred} EXECUTE FUNCTION note_setting()")
                 pay(manager, database, broker, "one")
-                database.decide(Decision(new_gtrid("shop", 0, decides=True), Outcome.ROLLBACK, (), 0, "recovery"))
+                database.decide(Decision(new_gtrid("shop", 0, deciders=["database"]), Outcome.ROLLBACK, (), 0, "recovery"))
             assert connection.execute("SELECT setting FROM at_commit").fetchall() == [("on",), ("on",)]
         finally:
             connection.execute("ALTER ROLE postgres RESET synchronous_commit")
@@ -224,7 +224,7 @@ def test_decision_is_found_although_the_application_selects_another_schema(make:
             run(handle, "SET search_path TO tenant")
             run(handle, "INSERT INTO public.payments VALUES ('one')")
         assert seen == [[transaction.id]]
-        decision = Decision(new_gtrid("shop", 0, "aaaaaaaa", decides=True), Outcome.ROLLBACK, (), 0, "recoverer")
+        decision = Decision(new_gtrid("shop", 0, "aaaaaaaa", deciders=["database"]), Outcome.ROLLBACK, (), 0, "recoverer")
         assert database.decide(decision) == decision
         assert database.decisions("shop") == [decision]
     assert select(plain, f"SELECT gtrid FROM tenant.{TABLE}") == []

@@ -157,7 +157,7 @@ def test_recoverer_waits_for_a_running_commit_and_follows_its_outcome(server: Ma
     execute(server, f"DROP TABLE IF EXISTS {TABLE}")
     database, other = (LocalDatabaseResource("database", server.connect, placeholder="%s") for _ in range(2))
     database.check()
-    decision = Decision(new_gtrid("shop", 0, "aaaaaaaa", decides=True), Outcome.COMMIT, ("database",), 0, "application")
+    decision = Decision(new_gtrid("shop", 0, "aaaaaaaa", deciders=["database"]), Outcome.COMMIT, ("database",), 0, "application")
     with closing(server.connect()) as application:
         database._table.insert(application, decision)
         asking = in_background(lambda: other.decide(replace(decision, outcome=Outcome.ROLLBACK)), "asks")

@@ -123,7 +123,7 @@ def recover(
     done = recoverer.look(patient=not now) if explain else recoverer.run(patient=not now)
     _show(found, done, output)
     found.log.close()
-    if not explain and (done.unreachable or done.failed or done.missing or done.foreign):
+    if not explain and (done.unreachable or done.failed or done.missing or done.foreign or done.undecidable):
         raise typer.Exit(1)
 
 

@@ -184,7 +184,7 @@ class TransactionManager:
             raise OutOfOrder(f"transaction manager {self.name} is not open; open it with `with manager:`, which also runs recovery")
         if failures := "; ".join(self._failures.values()):
             raise Unavailable(f"manager {self.name} cannot begin a transaction: {failures}. Close the manager and open it again")
-        decides = any(each.decides is not False for each in self._deciding)
+        deciders = [each.name for each in self._deciding if each.decides is not False]
         environment = TransactionEnvironment(
             self.name,
             self.log,
@@ -193,7 +193,7 @@ class TransactionManager:
             self._current.enter,
             self._leave,
             self._log_id,
-            decides,
+            deciders,
             self._parallel,
             self._finish_within_s,
         )

@@ -10,7 +10,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bascule.xa.log import DECISION_KEPT_S, Decision, LogState, Outcome
-from bascule.xa.xid import NO_LOG, Xid, branch, deadline_ms_of, log_id_of_gtrid, manager_of, manager_of_gtrid, may_be_in_database
+from bascule.xa.xid import (
+    NO_LOG,
+    Xid,
+    branch,
+    deadline_ms_of,
+    lacks_decider,
+    log_id_of_gtrid,
+    manager_of,
+    manager_of_gtrid,
+    may_be_in_database,
+)
+
+#: The reason why recovery does not touch a branch.
+REMOVED_DECIDER = (
+    "the decision may be in a database that the manager does not have; add the resource of that database under the name that it had"
+)
 
 
 class PlanViolation(enum.StrEnum):
@@ -83,6 +98,8 @@ class RecoveryView:
     silent: Collection[str] = ()
     #: Of those in a database, the COMMITs that this process has carried out for another process, which may still ask about them.
     carried_out: Collection[bytes] = ()
+    #: Databases of the manager that can decide.
+    deciders: Collection[str] = ()
 
 
 def own_log(gtrid: bytes, log_id: str, lost_logs: Collection[str] = ()) -> bool:
@@ -175,6 +192,8 @@ class _Planner:
             return Step(
                 Action(decision.outcome), resource, xid, f"the log says {decision.outcome}, by {decision.by}", decision.token(resource)
             )
+        if lacks_decider(xid.gtrid, self.view.deciders):  # an answer of the others proves nothing
+            return Step(Action.WAIT, resource, xid, REMOVED_DECIDER)
         if self.view.silent and may_be_in_database(xid.gtrid):
             return Step(Action.WAIT, resource, xid, f"the decision may be in {', '.join(self.view.silent)}, which does not answer")
         left_s = (deadline_ms_of(xid.gtrid) - self.view.now_ms) / 1000

@@ -16,9 +16,9 @@ from bascule.xa.effects import Clock, Decider, Decisions, Participant
 from bascule.xa.errors import UnknownXid
 from bascule.xa.finishing import finish
 from bascule.xa.log import Decision, Heuristic, LogState, Outcome
-from bascule.xa.plan import Action, RecoveryView, Step, missing_resources, own_log, plan, split_risks
+from bascule.xa.plan import REMOVED_DECIDER, Action, RecoveryView, Step, missing_resources, own_log, plan, split_risks
 from bascule.xa.report import TransactionReport, report
-from bascule.xa.xid import Xid, log_id_of_gtrid, manager_of, manager_of_gtrid, may_be_in_database
+from bascule.xa.xid import Xid, lacks_decider, log_id_of_gtrid, manager_of, manager_of_gtrid, may_be_in_database
 
 _log = get_log("bascule.xa")
 
@@ -69,6 +69,11 @@ class Pass:
         return [step for step in self.steps if step.action is Action.FOREIGN]
 
     @property
+    def undecidable(self) -> list[Step]:
+        """The steps for branches whose decisions may be in a database that was removed or renamed. They are not changed."""
+        return [step for step in self.steps if step.why == REMOVED_DECIDER]
+
+    @property
     def finished(self) -> bool:
         """Whether the next pass would find nothing. Valid for a pass that has taken its steps."""
         return not self.unreachable and not self.failed and all(step.action is not Action.WAIT for step in self.steps)
@@ -96,6 +101,7 @@ class RecoveryProtocol:
         self._by = by
         self._lost_logs = lost_logs
         self._foreign: list[Step] = []
+        self._undecidable: list[Step] = []
         self._seen_s: dict[bytes, float] = {}  # of decisions that are kept for a time
         self._carried_out: set[bytes] = set()  # see RecoveryView
         self._violations = violations
@@ -131,6 +137,7 @@ class RecoveryProtocol:
             in_database,
             silent=[name for name, _ in self._deciders() if name in found.unreachable],
             carried_out=frozenset(self._carried_out),
+            deciders=self._names_of_deciders(),
         )
         found.missing = missing_resources(self._manager, view, self._participants.keys())
         steps = plan(self._manager, view, patient=patient, violations=self._violations)
@@ -155,9 +162,9 @@ class RecoveryProtocol:
             except Exception as error:
                 found.unreachable[name] = said_of(error)
                 silent = True
-        # A recoverer may have asked a database for ROLLBACK before another one, which decides, answered COMMIT.
-        if silent:
-            decisions = [each for each in decisions if each.outcome is Outcome.COMMIT]
+        # A recoverer may have asked a database for ROLLBACK before another one, which decides and may have been removed, answered COMMIT.
+        names = self._names_of_deciders()
+        decisions = [each for each in decisions if each.outcome is Outcome.COMMIT or not (silent or lacks_decider(each.gtrid, names))]
         for decision in sorted(decisions, key=lambda each: each.outcome is not Outcome.COMMIT):
             state.add(decision)
 
@@ -165,14 +172,17 @@ class RecoveryProtocol:
         found = ((name, participant.decider) for name, participant in self._participants.items())
         return [(name, decider) for name, decider in found if decider is not None]
 
+    def _names_of_deciders(self) -> list[str]:
+        return [name for name, _ in self._deciders()]
+
     async def _decide(self, decision: Decision) -> Decision:
         """Ask the databases that may have the decision, and the log, for an outcome. Return the one that counts.
 
         Raises XaError, Unavailable.
         """
         if may_be_in_database(decision.gtrid):
-            if not (deciders := self._deciders()):
-                raise InvalidInput("the decision may be in a database that the manager does not have; add the resource of that database")
+            self._refuse_removed_decider(decision.gtrid)
+            deciders = self._deciders()
             for place, (_, decider) in enumerate(deciders):
                 if (stands := await decider.decide(decision)).outcome is not decision.outcome:
                     for _, other in deciders[:place]:  # did not take part; its row would be taken for the outcome
@@ -222,6 +232,10 @@ class RecoveryProtocol:
             self._foreign = done.foreign
             for step in done.foreign:
                 _log.error("branch of another decision log ignored", xid=step.xid, resource=step.resource, reason=step.why)
+        if done.undecidable != self._undecidable:
+            self._undecidable = done.undecidable
+            for step in done.undecidable:
+                _log.error("branch of an unknown decider ignored", xid=step.xid, resource=step.resource, reason=step.why)
         crash.point("xa.recover.before")
         if RecoveryViolation.NOTHING_DONE in self._violations:
             return done
@@ -304,6 +318,7 @@ class RecoveryProtocol:
             # Only its row counts: an entry in the log would contradict a ROLLBACK, and let recovery delete the row of a COMMIT too early.
             if (decided := state.decisions.get(xid.gtrid)) is not None:
                 return decided
+            self._refuse_removed_decider(xid.gtrid)
             if found.unreachable:
                 raise Unavailable(
                     f"branch {xid} may have been committed by {', '.join(found.unreachable)}, which does not answer; try again later"
@@ -326,6 +341,10 @@ class RecoveryProtocol:
             raise InvalidInput(
                 f"branch {xid} does not belong to transaction manager {self._manager!r}; use the manager that began the branch"
             )
+
+    def _refuse_removed_decider(self, gtrid: bytes) -> None:
+        if lacks_decider(gtrid, self._names_of_deciders()):
+            raise InvalidInput(REMOVED_DECIDER)
 
     def _refuse_other_log(self, gtrid: bytes, what: str, log_id: str) -> None:
         if not own_log(gtrid, log_id, self._lost_logs):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bascule.xa.log import Decision, Heuristic, Outcome
 from bascule.xa.plan import Action, RecoveryView, Step
-from bascule.xa.xid import deadline_ms_of, may_be_in_database
+from bascule.xa.xid import deadline_ms_of, lacks_decider, may_be_in_database
 
 
 class TransactionFinding(enum.StrEnum):
@@ -81,7 +81,7 @@ def _finding(
         return TransactionFinding.COMMITTED if outcomes[0] is Outcome.COMMIT else TransactionFinding.ROLLED_BACK
     if gtrid in view.live:
         return TransactionFinding.RUNNING
-    if view.silent and may_be_in_database(gtrid):
+    if lacks_decider(gtrid, view.deciders) or (view.silent and may_be_in_database(gtrid)):
         return TransactionFinding.NOT_KNOWN
     if any(step.action is Action.WAIT for step in steps):
         return TransactionFinding.RUNNING

@@ -45,8 +45,8 @@ class TransactionEnvironment:
     #: Called once, at the end, with True if recovery has something left to do.
     left: Callable[[Transaction, bool], None]
     log_id: str = ""
-    #: Whether a resource may have the decision in its own table.
-    decides: bool = False
+    #: Names of the resources that may have the decision in their own tables.
+    deciders: Collection[str] = ()
     #: See TransactionManager.
     parallel: bool = False
     finish_within_s: float = 0.0
@@ -57,7 +57,7 @@ class Transaction:
 
     def __init__(self, environment: TransactionEnvironment, timeout_s: float) -> None:
         deadline_ms = now_ms() + int(checked_timeout_s(timeout_s) * 1000)
-        self.gtrid = new_gtrid(environment.manager, deadline_ms, environment.log_id, decides=environment.decides)
+        self.gtrid = new_gtrid(environment.manager, deadline_ms, environment.log_id, deciders=environment.deciders)
         self.id = self.gtrid.decode()
         self.timeout_s = timeout_s
         self._environment = environment

@@ -82,7 +82,7 @@ class Shop:
         return sqlite3.connect(self.path, timeout=0.1, check_same_thread=False)
 
     def begin(self, *resources: Any) -> TwoPhase:
-        gtrid = new_gtrid("shop", 0, "aaaaaaaa", decides=True)
+        gtrid = new_gtrid("shop", 0, "aaaaaaaa", deciders=["database"])
         transaction = TwoPhase(gtrid, 60.0, BlockingLog(self.log), SystemClock(), "application")
         for resource in resources or (self.broker, self.database):
             handle = run_blocking(transaction.enlist(BlockingParticipant(resource)))

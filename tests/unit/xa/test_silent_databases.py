@@ -1,4 +1,4 @@
-"""Several databases can decide, and one of them does not answer: what the others say about its transactions proves nothing."""
+"""Several databases can decide, and one of them does not answer or was removed: the answers of the others prove nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bascule.core.effects import run_blocking
-from bascule.core.errors import Unavailable
-from bascule.xa import TransactionFinding
+from bascule.core.errors import InvalidInput, Unavailable
+from bascule.xa import TransactionFinding, TransactionManager
 from bascule.xa.blocking import BlockingLog, BlockingParticipant
 from bascule.xa.errors import ResourceFailed
 from bascule.xa.local_database import LocalDatabaseResource
@@ -17,7 +17,7 @@ from bascule.xa.log import DECISION_KEPT_S, Decision, Outcome
 from bascule.xa.plan import Action
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import RecoveryProtocol
-from bascule.xa.xid import new_gtrid
+from bascule.xa.xid import DECIDERS_MAX, deadline_ms_of, lacks_decider, log_id_of_gtrid, manager_of_gtrid, may_be_in_database, new_gtrid
 from tests.unit.xa.deciding_shop import BOTH, FakeClock, Killed, Shop, killed
 
 
@@ -54,7 +54,7 @@ def test_rollback_in_one_database_proves_nothing_while_another_one_is_silent(sho
 def test_age_of_a_rollback_in_a_database_counts_on_while_another_one_is_silent(shop: Shop, tmp_path: Path) -> None:
     another = LocalDatabaseResource("another", lambda: sqlite3.connect(tmp_path / "another.sqlite", check_same_thread=False))
     another.check()
-    gtrid = new_gtrid("shop", 0, "aaaaaaaa", decides=True)
+    gtrid = new_gtrid("shop", 0, "aaaaaaaa", deciders=["database"])
     another.decide(Decision(gtrid, Outcome.ROLLBACK, (), 1, "another process"))
     clock = FakeClock()
     participants = {each.name: BlockingParticipant(each) for each in (another, *shop.process())}
@@ -63,3 +63,61 @@ def test_age_of_a_rollback_in_a_database_counts_on_while_another_one_is_silent(s
         clock.seconds, shop.away = seconds, sqlite3.OperationalError(away) if away else None
         run_blocking(recovery.run(tuple, patient=False))
         assert len(another.decisions("shop")) == left
+
+
+@pytest.mark.parametrize(
+    ("others", "asked"),
+    [((), False), (("another",), False), (("another",), True)],
+    ids=["log-alone", "another-decides", "another-was-asked"],
+)
+def test_commit_decided_by_a_removed_database_is_not_rolled_back(shop: Shop, tmp_path: Path, others: tuple[str, ...], asked: bool) -> None:
+    """The gtrid says which databases may have decided. The others and the log know nothing of the transaction."""
+    beside = [LocalDatabaseResource(name, lambda: sqlite3.connect(tmp_path / "other.sqlite", check_same_thread=False)) for name in others]
+    shop.at["broker.commit.before"] = killed
+    with pytest.raises(Killed):
+        run_blocking(shop.begin().commit())
+    shop.at.clear()
+    (xid,) = shop.durable.prepared
+    if asked:
+        for each in beside:
+            each.check()
+            each.decide(Decision(xid.gtrid, Outcome.ROLLBACK, (), 1, "a recoverer that was killed"))
+    _, broker = shop.process()
+    with TransactionManager("shop", shop.log, [*beside, broker]) as manager:
+        recoverer = manager.recoverer()
+        (step,) = recoverer.run().steps
+        assert (step.action, step.xid) == (Action.WAIT, xid)
+        assert "a database that the manager does not have" in step.why
+        assert manager.outcome(str(xid)).finding is TransactionFinding.NOT_KNOWN
+        for outcome in Outcome:
+            with pytest.raises(InvalidInput, match="may be in a database that the manager does not have"):
+                recoverer.finish_now(xid, outcome)
+    assert list(shop.durable.prepared) == [xid]
+    with TransactionManager("shop", shop.log, [*beside, *shop.process()]):
+        assert shop.where == BOTH
+
+
+def test_gtrid_says_whether_a_manager_lacks_a_deciding_database() -> None:
+    deadline_ms = 1_790_000_000_123
+    gtrid = new_gtrid("s" * 31, deadline_ms, "0a1b2c3d", deciders=["orders", "billing"])
+    assert len(gtrid) == 64
+    assert (manager_of_gtrid(gtrid), log_id_of_gtrid(gtrid), deadline_ms_of(gtrid)) == ("s" * 31, "0a1b2c3d", deadline_ms)
+    assert may_be_in_database(gtrid)
+    present = [("billing", "orders"), ("orders", "audit", "billing"), ("orders",), ("billing", "audit"), ("audit",), ()]
+    assert [lacks_decider(gtrid, names) for names in present] == [False, False, True, True, True, True]
+    assert not lacks_decider(new_gtrid("shop", 0, "0a1b2c3d"), ())
+
+
+def test_manager_names_its_deciding_databases_in_gtrids(shop: Shop) -> None:
+    with TransactionManager("shop", shop.log, [shop.database, shop.broker]) as manager, manager.begin() as transaction:
+        assert not lacks_decider(transaction.gtrid, ["database"])
+        assert lacks_decider(transaction.gtrid, ["another"])
+
+
+def test_gtrids_of_earlier_releases_and_of_many_databases_do_not_name_databases() -> None:
+    many = [f"database-{number}" for number in range(DECIDERS_MAX + 1)]
+    for gtrid in (b"shop/0000000000a-0a1b2c3d.0123456789a", new_gtrid("shop", 10, "0a1b2c3d", deciders=many)):
+        assert (log_id_of_gtrid(gtrid), deadline_ms_of(gtrid), may_be_in_database(gtrid)) == ("0a1b2c3d", 10, True)
+        assert [lacks_decider(gtrid, names) for names in ((), ("another",))] == [True, False]
+    few = new_gtrid("shop", 10, "0a1b2c3d", deciders=many[:2])
+    assert not lacks_decider(few, many)
