@@ -25,6 +25,7 @@ app = Celery(
         "polling_interval": 0.05,
     },
     worker_prefetch_multiplier=1,
+    worker_lost_wait=0.1,  # seconds that Celery waits for the result of a lost worker; the default is 10
     broker_connection_retry_on_startup=True,
 )
 

@@ -141,50 +141,44 @@ def test_celery_workers_pay_and_finish_payments_of_killed_workers(shop: Prefork)
     expected = ["paid by the parent"]
     arguments = ("worker", "--pool", "prefork", "--concurrency", "2", "--loglevel", "WARNING")
     with shop.program("celery", "-A", module, *arguments) as parent:
-        client = CeleryClient(shop, module)
-        results = client.send([[f"item {number}"] for number in range(PAYMENTS)])
-        expected += [f"item {number}" for number in range(PAYMENTS)]
-        assert parent.pid not in results
-        assert len(set(results)) == 2
-        for point, commits in POINTS.items():
-            assert client.send([[point, point]]) == ["WorkerLostError"]
-            expected += [point] if commits else []
-        assert all(isinstance(each, int) for each in client.send([[f"after {number}"] for number in range(PAYMENTS)]))
-        expected += [f"after {number}" for number in range(PAYMENTS)]
+        before, after = ([[f"{when} {number}"] for number in range(PAYMENTS)] for when in ("before", "after"))
+        processes, *killed, later = sent_to_celery(shop, module, [before, *([[point, point]] for point in POINTS), after])
+        assert parent.pid not in processes
+        assert len(set(processes)) == 2
+        assert killed == [["WorkerLostError"]] * len(POINTS)
+        assert all(isinstance(each, int) for each in later)
+        expected += [item for (item,) in (*before, *after)]
+        expected += [point for point, commits in POINTS.items() if commits]
         shop.check(expected)
 
 
-class CeleryClient:
-    """A process that sends tasks, because Celery's settings are those of the process that imports the application."""
-
-    CODE = """
-import json, sys
-import importlib
-module, calls, wait_s = json.loads(sys.argv[1])
-results = [importlib.import_module(module).paid.delay(*call) for call in calls]
-said = []
-for result in results:
-    try:
-        said.append(result.get(timeout=wait_s))
-    except Exception as error:
-        said.append(type(error).__name__)
-print(json.dumps(said))
+#: Runs in a process of its own, because Celery's settings are those of the process that imports the application.
+CELERY_CLIENT = """
+import importlib, json, sys
+module, groups, wait_s = json.loads(sys.argv[1])
+paid = importlib.import_module(module).paid
+answers = []
+for calls in groups:
+    answers.append([])
+    for result in [paid.delay(*call) for call in calls]:
+        try:
+            answers[-1].append(result.get(timeout=wait_s, interval=0.05))
+        except Exception as error:
+            answers[-1].append(type(error).__name__)
+print(json.dumps(answers))
 """
 
-    def __init__(self, shop: Prefork, module: str) -> None:
-        self._shop, self._module = shop, module
 
-    def send(self, calls: list[list[str]]) -> list[Any]:
-        """Send tasks. Return the id of the process of each, or the name of its error."""
-        arguments = json.dumps([self._module, calls, WAIT_S])
-        done = subprocess.run(
-            [sys.executable, "-c", self.CODE, arguments],
-            cwd=ROOT,
-            env=self._shop.environment,
-            capture_output=True,
-            timeout=2 * WAIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode()[-2000:]
-        answers: list[Any] = json.loads(done.stdout)
-        return answers
+def sent_to_celery(shop: Prefork, module: str, groups: list[list[list[str]]]) -> list[list[Any]]:
+    """Send each group of tasks when the group before has ended. Return for each task the id of its process, or the name of its error."""
+    done = subprocess.run(
+        [sys.executable, "-c", CELERY_CLIENT, json.dumps([module, groups, WAIT_S])],
+        cwd=ROOT,
+        env=shop.environment,
+        capture_output=True,
+        timeout=len(groups) * WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    answers: list[list[Any]] = json.loads(done.stdout)
+    return answers
