@@ -24,8 +24,8 @@ app = Celery(
         "control_folder": str(FILES / "control"),
         "polling_interval": 0.05,
     },
-    worker_prefetch_multiplier=1,
-    worker_lost_wait=0.1,  # seconds that Celery waits for the result of a lost worker; the default is 10
+    worker_prefetch_multiplier=5,  # with 1, Celery fetches new tasks only every 2 s
+    worker_lost_wait=0.1,  # seconds; the default is 10, for each killed worker
     broker_connection_retry_on_startup=True,
 )
 

@@ -135,7 +135,6 @@ def test_gunicorn_workers_pay_and_finish_payments_of_killed_workers(shop: Prefor
         shop.check(expected)
 
 
-@pytest.mark.slow
 def test_celery_workers_pay_and_finish_payments_of_killed_workers(shop: Prefork) -> None:
     module = "tests.scenarios.prefork_celery"
     expected = ["paid by the parent"]
