@@ -291,7 +291,7 @@ def test_branch_prepared_while_the_sweeper_was_paused_is_not_swept(make: Make, t
     resource, sweeper, xid = make(), make("sweeper", BranchLimits(clean_interval_s=-1.0)), new_xid()
 
     def sent() -> int:
-        return sum(run_blocking(sweeper._calls.side_ends()).values())
+        return sum(run_blocking(sweeper._calls.side_ends()).ends.values())
 
     assert resource.recover() == []  # creates the topics
     before = sent()

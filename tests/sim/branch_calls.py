@@ -14,7 +14,7 @@ from bascule.kafka.compacted import Stored
 from bascule.writer.incarnation import Attempt
 from bascule.writer.reading import read_behind_barrier
 from bascule.writer.table import TableTransactions
-from bascule.xa.kafka_records import BranchTopics, Make, SideRecord, slots_of
+from bascule.xa.kafka_records import BranchTopics, Make, SideEnds, SideRecord, slots_of
 from tests.sim.kafka import Kafka, KafkaFault, Partition, Producer, ToWrite
 from tests.sim.tables import POLL_MS, READ_MS, Single, Table
 from tests.sim.world import Process, Promise
@@ -167,7 +167,7 @@ class SimulatedCalls:
             raise Unavailable(f"the side topic cannot be read: {fault}") from fault
         return [SideRecord(record.key, record.value, list(record.headers)) for record in found]  # type: ignore[arg-type]
 
-    async def side_ends(self) -> Mapping[int, int]:
+    async def side_ends(self) -> SideEnds:
         """See BranchCalls."""
         found = {}
         for index in range(TOPICS.partitions):
@@ -176,7 +176,7 @@ class SimulatedCalls:
                 found[index] = await self._kafka.request(self._process, "ListOffsets", at.latest, at=at)
             except KafkaFault as fault:
                 raise Unavailable(str(fault)) from fault
-        return found
+        return SideEnds("", found)
 
     async def trim(self, ends: Mapping[int, int]) -> None:
         """See BranchCalls."""

@@ -33,7 +33,7 @@ from bascule.xa.errors import ResourceFailed, UnknownXid
 from bascule.xa.forks import abandon
 from bascule.xa.kafka_clients import Clients
 from bascule.xa.kafka_protocol import LIMITS, BranchLimits, KafkaBranches
-from bascule.xa.kafka_records import BranchTopics, Make, SideRecord, slots_of
+from bascule.xa.kafka_records import BranchTopics, Make, SideEnds, SideRecord, slots_of
 from bascule.xa.resource import CommitPriority, Vote
 from bascule.xa.xid import Xid
 
@@ -238,10 +238,9 @@ class KafkaCalls:
         records = TopicHistory(self._kafka, self._topics.side, partition).records(first, last + 1)
         return (SideRecord(record.key(), record.value(), record.headers() or []) for record in records)  # type: ignore[arg-type]
 
-    async def side_ends(self) -> Mapping[int, int]:
+    async def side_ends(self) -> SideEnds:
         """See BranchCalls."""
-        partitions = range(self._topics.partitions)
-        return {partition: TopicHistory(self._kafka, self._topics.side, partition).latest() for partition in partitions}
+        return self._open().side_ends()
 
     async def trim(self, ends: Mapping[int, int]) -> None:
         """See BranchCalls."""

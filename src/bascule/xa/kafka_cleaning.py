@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from bascule.core.topics import XA_PREFIX
 from bascule.xa.errors import ResourceError
-from bascule.xa.kafka_records import AGES, STARTED, LogEntry, PreparedBranch, is_about_branch, told_outcome
+from bascule.xa.kafka_records import AGES, STARTED, LogEntry, PreparedBranch, SideEnds, is_about_branch, told_outcome
 
 #: The entry has one end for each of this many parts of the time for which remains are kept.
 PARTS: Final = 8
@@ -23,11 +23,11 @@ _MARK: Final = {"at_ms": 1 << 53, "slot": f"{XA_PREFIX}.ages", "rolled_back": Tr
 
 
 class KnownEnds(NamedTuple):
-    """The ends of both topics, by partition, ``age_s`` seconds ago or earlier: at ``at_ms`` by the wall clock of the writer."""
+    """The ends of both topics ``age_s`` seconds ago or earlier: at ``at_ms`` by the wall clock of the writer. ``log`` is by partition."""
 
     age_s: float
     at_ms: int
-    side: Mapping[int, int]
+    side: SideEnds
     log: Mapping[int, int]
 
 
@@ -48,14 +48,14 @@ class Ages:
             self._known = [] if value is None else _decoded(value)
             self._value, self._since_s = value, now_s
 
-    def measured(self, asked_s: float, side: Mapping[int, int]) -> list[KnownEnds]:
+    def measured(self, asked_s: float, side: SideEnds) -> list[KnownEnds]:
         """Return the ends with their ages when a read of the table began, the oldest first.
 
-        ``side`` has the current ends of the side topic. Earlier ends beyond them belong to a topic that was recreated since.
+        ``side`` has the current ends of the side topic. The result does not have the ends of a topic that was deleted since, nor ends
+        beyond the current ones, whose records Kafka has lost.
         """
         known_s = max(0.0, asked_s - self._since_s)
-        there = [each for each in self._known if all(end <= side.get(partition, 0) for partition, end in each.side.items())]
-        return [each._replace(age_s=each.age_s + known_s) for each in there]
+        return [each._replace(age_s=each.age_s + known_s) for each in self._known if _are_there(each.side, side)]
 
     def stored(self, ends: Sequence[KnownEnds], new: KnownEnds, asked_s: float) -> bytes:
         """Return the value of the next entry: the ``ends`` that are still needed, as measured, and the new ones if they are due."""
@@ -108,13 +108,20 @@ def obsolete(table: Mapping[bytes, LogEntry], old: Sequence[KnownEnds], marks_ma
     return sorted(keys) + [key for key in oldest[: max(0, len(marks) - marks_max)] if is_old(marks[key], old[-1])]
 
 
+def _are_there(earlier: SideEnds, now: SideEnds) -> bool:
+    return earlier.topic_id == now.topic_id and all(end <= now.ends.get(partition, 0) for partition, end in earlier.ends.items())
+
+
 def _encoded(ends: Sequence[KnownEnds]) -> bytes:
-    ages = [[each.age_s, each.at_ms, list(each.side.items()), list(each.log.items())] for each in ends]
+    ages = [[each.age_s, each.at_ms, each.side.topic_id, list(each.side.ends.items()), list(each.log.items())] for each in ends]
     return json.dumps({**_MARK, "ages": ages}).encode()
 
 
 def _decoded(value: bytes) -> list[KnownEnds]:
     try:
-        return [KnownEnds(float(age_s), int(at_ms), dict(side), dict(log)) for age_s, at_ms, side, log in json.loads(value)["ages"]]
+        return [
+            KnownEnds(float(age_s), int(at_ms), SideEnds(str(topic_id), dict(side)), dict(log))
+            for age_s, at_ms, topic_id, side, log in json.loads(value)["ages"]
+        ]
     except (ValueError, TypeError, KeyError) as error:
         raise ResourceError(f"unreadable log record {value[:200]!r}: {error}") from error

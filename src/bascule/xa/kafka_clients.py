@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from bascule.core.errors import InvalidInput, TooLarge
+from bascule.core.errors import InvalidInput, TooLarge, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
 from bascule.kafka.appender import Appender
 from bascule.kafka.compacted import Stored, TableReader
+from bascule.kafka.history import TopicHistory
 from bascule.kafka.slot import Slot
-from bascule.xa.kafka_records import BranchTopics
+from bascule.xa.kafka_records import BranchTopics, SideEnds
 
 #: Maximum overhead of a record in bytes. A record that is too large is refused when it is sent, not when it is committed.
 RECORD_OVERHEAD_BYTES = 200
@@ -51,6 +52,15 @@ class Clients:
                 f"a record of {size_bytes} bytes is too large for topic {record.topic!r}: max.message.bytes of the topic is {limit}"
             )
         return size_bytes
+
+    def side_ends(self) -> SideEnds:
+        """Return the ends of the side topic. Raises Unavailable, also if the topic is replaced meanwhile."""
+        side = self._branches.side
+        topic_id = self._topics.id(side)
+        ends = {partition: TopicHistory(self._kafka, side, partition).latest() for partition in range(self._branches.partitions)}
+        if self._topics.id(side) != topic_id:
+            raise Unavailable(f"topic {side} was replaced while its ends were read")
+        return SideEnds(topic_id, ends)
 
     @contextmanager
     def slot(self, transactional_id: str, *, own: bool) -> Iterator[Slot]:

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from bascule.core.kafka_records import Outgoing
-from bascule.xa.kafka_records import LogEntry, Make, SideRecord
+from bascule.xa.kafka_records import LogEntry, Make, SideEnds, SideRecord
 
 
 class AppendReceipt(Protocol):
@@ -56,8 +56,8 @@ class BranchCalls(Protocol):
     async def side(self, partition: int, first: int, last: int) -> Iterable[SideRecord]:
         """Return the records of the side topic between two offsets, both included. Raises Unavailable, also during the iteration."""
 
-    async def side_ends(self) -> Mapping[int, int]:
-        """Return the end of each partition of the side topic. Raises Unavailable."""
+    async def side_ends(self) -> SideEnds:
+        """Return the ends of the side topic. Raises Unavailable, also if the topic is replaced meanwhile."""
 
     async def trim(self, ends: Mapping[int, int]) -> None:
         """Delete the records of the side topic before these offsets, as far as possible now."""

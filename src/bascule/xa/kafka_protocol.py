@@ -475,7 +475,7 @@ class KafkaBranches:
             self._calls.append(Outgoing(self._topics.log, key, None, partition=table[key].partition))
         if old:
             first = {} if KafkaBranchViolation.NEEDED_DELETED in self._violations else needed(table)
-            await self._calls.trim({at: min(offset, first.get(at, offset)) for at, offset in old[-1].side.items()})
+            await self._calls.trim({at: min(offset, first.get(at, offset)) for at, offset in old[-1].side.ends.items()})
 
     # -- inside --------------------------------------------------------------------------------------------------------------
 

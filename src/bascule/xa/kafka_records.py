@@ -48,6 +48,13 @@ class SideRecord(NamedTuple):
     headers: Sequence[tuple[str, bytes | None]]
 
 
+class SideEnds(NamedTuple):
+    """The end of each partition of the side topic, and the id of the topic, which a topic created in its place does not have."""
+
+    topic_id: str
+    ends: Mapping[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class BranchTopics:
     """The side topic and the log, with the same number of ``partitions``."""
