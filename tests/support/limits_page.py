@@ -180,6 +180,7 @@ LIMITS: Final = {
             "broker.addresses", "SELECTOR_STEPS_MAX", "steps of the selectors of all subscriptions of an address",
             f"{REFUSES_LINK}{RESOURCE}",
         ),
+        Limit("broker.fan_out", "LANE_MAX", "non-persistent messages that enter more than 1,000 queues each", "lets the sender wait"),
         Limit("broker.ready", "SELECTORS_MAX", "different selectors of the consumers of a queue", f"{REFUSES_LINK}{RESOURCE}"),
         Limit(
             "broker.addresses", "PATTERN_STEPS_MAX", "steps to compare an address with all subscriptions with wildcards",

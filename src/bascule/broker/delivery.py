@@ -66,7 +66,7 @@ class Deliveries:
         self.returns = Returns(self.turns, self.dirty)
         self._reservations = Reservations(journaling, self.dirty)
         self.leaving = LeavingMessages(journaling, self.turns, self.forget)
-        self._fan_out = FanOut(self)
+        self.fan_out = FanOut(self)
 
     def tick(self) -> None:
         """Run the scheduled actions that are due. If the turn is too short for all of them, the next ones are due at once."""
@@ -77,8 +77,8 @@ class Deliveries:
 
     def put_in(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int = 0) -> Work | None:
         """Put a message into its queues, or begin its delay if ``due_ms`` is in the future. Return the rest of the work: see FanOut."""
-        if len(queues) > FAN_OUT_QUEUES or (self._fan_out.waiting and message.mid < 0):
-            return self._fan_out.begin(message, queues, due_ms)
+        if len(queues) > FAN_OUT_QUEUES or (message.mid < 0 and self.fan_out.waiting and self.fan_out.meets(queues)):
+            return self.fan_out.begin(message, queues, due_ms)
         self.turns.left -= ARRIVAL_STEPS * len(queues)
         message.position = self.next_position
         self.next_position += 1
@@ -389,6 +389,8 @@ class Deliveries:
         """Deliver messages of one queue. Return False if the queue's share of the turn is spent before all possible deliveries are made."""
         turns, before = self.turns, self.counters.messages_out
         turns.left -= LOOK_STEPS
+        if queue.blocked and queue.oldest_volatile() is not None:  # the callers that wait let the queue drop messages
+            self.go_on(queue)
         done, spent = self._hand_out(queue), turns.left <= 0
         if self.counters.messages_out == before:
             turns.left -= QUEUE_STEPS - LOOK_STEPS  # charged after the look, so that a small share of a turn is enough for one delivery

@@ -2,8 +2,9 @@
 
 A message to a topic enters all subscriptions of the topic, which may be tens of thousands. The slices of a stored message are part of its
 record: the following actions of the record wait, and so does a snapshot. The slices of a message that the journal does not store are work
-of several turns; other such messages wait behind it, so that they stay in order. Messages of the two kinds may overtake each other, as
-Jakarta Messaging allows for messages of different delivery modes, but each has its place in each queue.
+of several turns. Other such messages wait behind it if they are for one of its queues, so that they stay in order; their senders wait if
+there are too many of them. Messages of the two kinds may overtake each other, as Jakarta Messaging allows for messages of different
+delivery modes, but each has its place in each queue.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 #: Queues that a message enters at once, and the steps for each of them.
 FAN_OUT_QUEUES = 1_000
 FAN_OUT_STEPS: Final = 3
+#: Their bodies are in memory meanwhile, and each of them takes many turns.
+LANE_MAX: Final = 4
 
 #: A message, its queues, and its delivery time.
 FannedOut = tuple[BrokerMessage, Collection[BrokerQueue], int]
@@ -37,38 +40,60 @@ class FanOut:
 
     def begin(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int) -> Work | None:
         """Put a message into its queues. Return the work of a stored message, which is part of its record."""
+        deliveries = self._deliveries
+        message.position = deliveries.next_position
+        deliveries.next_position += 1
+        message.references += 1  # until the message is in all of its queues: a consumer may settle it before
+        deliveries.bodies.hold(message)  # memory counts it from now on, also while it waits
         if message.mid >= 0:
             return self._put_in(message, queues, due_ms)
+        for queue in queues:
+            queue.entering += 1
         self.waiting.append((message, queues, due_ms))
         if len(self.waiting) == 1:
-            self._deliveries.turns.begin_decided(self._in_order())
+            deliveries.turns.begin_decided(self._in_order())
         return None
+
+    def meets(self, queues: Collection[BrokerQueue]) -> bool:
+        """Return True if a message that the journal does not store has not entered one of the queues yet."""
+        return bool(self.waiting) and any(queue.entering for queue in queues)
+
+    def crowded(self, queues: Collection[BrokerQueue]) -> bool:
+        """Return True if the sender of a message that the journal does not store has to wait for a later turn."""
+        return len(self.waiting) >= LANE_MAX and (len(queues) > FAN_OUT_QUEUES or self.meets(queues))
 
     def _in_order(self) -> Work:
         while self.waiting:
-            yield from self._put_in(*self.waiting[0])
-            self.waiting.popleft()
+            try:
+                yield from self._put_in(*self.waiting[0])
+            finally:  # also after an error in a first slice, which must not stop the messages of later senders
+                self.waiting.popleft()
 
     def _put_in(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int) -> Work:
         deliveries = self._deliveries
         delayed = due_ms > deliveries.clock()
-        message.position = deliveries.next_position
-        deliveries.next_position += 1
-        message.references += 1  # until the message is in all of its queues: a consumer may settle it before
-        deliveries.bodies.hold(message)
         places, holding = iter(queues), list[BrokerQueue]()
-        while some := [*islice(places, FAN_OUT_QUEUES)]:
-            there = [queue for queue in some if not queue.deleted]
-            for queue in there:
-                queue.hold(message, expected=True)
+        try:
+            while some := [*islice(places, FAN_OUT_QUEUES)]:
+                if message.mid < 0:
+                    for queue in some:
+                        queue.entering -= 1
+                there = [queue for queue in some if not queue.deleted]
+                for queue in there:
+                    queue.hold(message, expected=True)
+                    if delayed:
+                        queue.delayed.put(message, due_ms)
+                    else:
+                        self._arrive(queue, message)
+                deliveries.memory.entries += len(there)
                 if delayed:
-                    queue.delayed.put(message, due_ms)
-                else:
-                    self._arrive(queue, message)
-            deliveries.memory.entries += len(there)
-            if delayed:
-                holding += there
-            yield len(some) * FAN_OUT_STEPS
+                    holding += there
+                yield len(some) * FAN_OUT_STEPS
+        except Exception:
+            if message.mid < 0:
+                for queue in places:  # no later message may wait for this one
+                    queue.entering -= 1
+            raise
         if holding:
             message.keep_timer(deliveries.schedule.cancellable(due_ms, deliveries.arrive, message, holding))
         deliveries.release(message)

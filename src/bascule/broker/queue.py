@@ -55,11 +55,11 @@ class BrokerQueue:
     """
 
     __slots__ = (
-        "_selector", "address", "asking", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted",
-        "dropping", "durable", "expiry_watched", "fed", "groups", "held", "held_bytes", "held_messages", "id", "idle_since_ms", "incoming",
-        "incoming_bytes", "name", "no_local_container", "owner", "ready", "recovered_mid", "reserved_mid", "reserving_mid",
-        "returning", "routing", "selector_text", "settings", "shared", "starved", "subscription", "sweep_at_ms", "sweeping",
-        "takers", "timer_for", "unused_since_ms", "user", "volatile",
+        "_selector", "address", "asking", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted", "dropping",
+        "durable", "entering", "expiry_watched", "fed", "groups", "held", "held_bytes", "held_messages", "id", "idle_since_ms",
+        "incoming", "incoming_bytes", "name", "no_local_container", "owner", "ready", "recovered_mid", "reserved_mid", "reserving_mid",
+        "returning", "routing", "selector_text", "settings", "shared", "starved", "subscription", "sweep_at_ms", "sweeping", "takers",
+        "timer_for", "unused_since_ms", "user", "volatile",
     )  # fmt: skip
 
     def __init__(self, queue_id: int, name: str, address: str, routing: Routing, settings: AddressPolicy, *, durable: bool) -> None:
@@ -96,6 +96,7 @@ class BrokerQueue:
         self.expiry_watched = False
         self.sweeping = False
         self.dropping = False  # non-persistent messages are being dropped over several turns, because the queue is full
+        self.entering = 0  # messages that the journal does not store and that enter over several turns: see FanOut
         self.idle_since_ms = 0  # when the queue was last found unused; 0 while this is not watched
         self.counts: dict[int, int] = {}  # failed deliveries by position, if known: see delivery_count
         self.reserved_mid = -1  # by the journal, messages up to this mid may have been delivered

@@ -118,8 +118,9 @@ class Sending:
     ) -> Retry | None:  # fmt: skip
         """Accept or refuse a message, and answer ``port``: once the message is stored, or at once in a transaction.
 
-        If a queue has to drop more messages than one turn has time for, and the caller ``waits``, return a function to call in the next
-        turn; else None. The message of a caller that does not wait goes in at once, and the queue makes room for it later.
+        If a queue has to drop more messages than one turn has time for, or the message has to wait for others that enter many queues, and
+        the caller ``waits``, return a function to call in the next turn; else None. The message of a caller that does not wait goes in at
+        once, and the queue makes room for it later.
         ``duplicate_ids`` are the ids that an earlier try has found, since the search in a large body takes long. ``user`` is the login of
         the sender, "" without one: only the user that has sent a message repeats it.
         """
@@ -134,7 +135,9 @@ class Sending:
                     self.refuse(port, token, refusal, transaction)
                     return None
             route = self.addresses.routes.get((address, routing)) or self.addresses.route(address, routing)
-            if route.limited and not self._make_room(route, address, duplicate_ids, waits=waits):
+            stored = scan.durable and route.recorded
+            late = waits and transaction is None and not stored and self._deliveries.fan_out.crowded(route.queues)
+            if late or (route.limited and not self._make_room(route, address, duplicate_ids, waits=waits)):
                 return partial(
                     self.send, address, routing, body, scan, container, port, token, transaction, waits=True, duplicate_ids=duplicate_ids
                 )
@@ -206,6 +209,8 @@ class Sending:
                 dropped.drop(queue)
                 if queue.dropping:
                     dropping = True  # the next turns make room
+                elif queue.entering and queue.volatile is not None and queue.full():
+                    dropping = True  # a message that enters in a later turn can be dropped then
                 elif queue.full() and not self._known(address, duplicate_ids):
                     raise QueueFull(f"queue {queue.name!r} is full: {queue.held_messages} messages, {queue.held_bytes} bytes")
         return not (dropping and waits)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from bascule.broker.fan_out import FAN_OUT_QUEUES
+from bascule.broker.fan_out import FAN_OUT_QUEUES, LANE_MAX
 from bascule.broker.planned_sends import PIECE_PLACES
-from bascule.broker.policy import AddressPolicy, Policy
+from bascule.broker.policy import DROP, AddressPolicy, Policy
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.turns import Retry
 from bascule.core.destination import Routing
+from bascule.jms.sections import scan
 from bascule.testing.broker import message_bytes
+from tests.support.faults import InjectedFault
 from tests.unit.broker.conftest import START_MS, Bench
 
 MANY = 3 * FAN_OUT_QUEUES
@@ -18,8 +21,8 @@ MANY = 3 * FAN_OUT_QUEUES
 class Topic(Bench):
     """A topic with many subscriptions, in short turns."""
 
-    def __init__(self) -> None:
-        super().__init__(Policy(AddressPolicy(auto_delete=False)))
+    def __init__(self, policy: AddressPolicy | None = None) -> None:
+        super().__init__(Policy(policy or AddressPolicy(auto_delete=False)))
         self.queues = [self.subscription(f"s{number}") for number in range(MANY)]
         self.last = self.queues[-1]
         self.broker.settle()
@@ -42,6 +45,15 @@ class Topic(Bench):
             self.engine.journaling.flush()
             self.broker.confirm(len(self.broker.in_flight))
         assert 0 < self.entered() < MANY
+
+    def send(self, content: str, *, to: str = "t") -> Retry | None:
+        """Send a message that is not stored for a client, which waits if the broker says so."""
+        body = message_bytes(content, durable=False)
+        return self.engine.send(to, Routing.MULTICAST, body, scan(body), "client", self.sender, content, waits=True)
+
+    def turn(self) -> None:
+        self.engine.turns.begin_turn()
+        self.engine.go_on()
 
     def entered(self) -> int:
         """Return the number of queues that hold messages."""
@@ -106,12 +118,113 @@ def test_messages_that_are_not_stored_stay_in_order_behind_one_that_enters_many_
     topic.begin("first", durable=False)
     body = message_bytes("second", durable=False)
     topic.broker.send("t", body, topic.sender, "second", routing=Routing.MULTICAST)
-    few = topic.subscription("only", "t.other")
-    topic.put("third", to="t.other", durable=False)
-    assert contents(topic, few) == []
+    few, both = topic.subscription("few", "t.other"), topic.subscription("both", "#")
+    topic.put("third", durable=False, to="t")
+    topic.put("fourth", durable=False, to="t.other")
+    assert (contents(topic, few), contents(topic, both)) == ([], [])
     topic.broker.settle()
-    assert [contents(topic, queue) for queue in topic.queues] == [["first", "second"]] * MANY
-    assert contents(topic, few) == ["third"]
+    assert [contents(topic, queue) for queue in topic.queues] == [["first", "second", "third"]] * MANY
+    assert contents(topic, few) == ["fourth"]
+    assert contents(topic, both) == ["third", "fourth"]
+
+
+def test_message_for_other_queues_does_not_wait_behind_one_that_enters_many_queues() -> None:
+    topic = Topic()
+    few = topic.subscription("few", "t.other")
+    topic.begin("first", durable=False)
+    topic.put("other", durable=False, to="t.other")
+    assert contents(topic, few) == ["other"]
+
+
+def test_senders_wait_while_many_messages_enter_many_queues_and_memory_counts_those_that_wait() -> None:
+    topic = Topic()
+    memory = topic.engine.memory
+    few, both = topic.subscription("few", "t.other"), topic.subscription("both", "#")
+    before = (memory.messages, memory.entries, memory.bodies_bytes)
+    for number in range(LANE_MAX):
+        assert topic.send(f"{number}") is None
+    assert memory.messages == before[0] + LANE_MAX
+    assert memory.bodies_bytes > before[2]
+    retry = topic.send("many")
+    late = topic.send("late", to="t.other")  # shares a queue with those that wait
+    assert retry is not None
+    assert late is not None
+    assert topic.send("apart", to="t.apart") is not None
+    topic.engine.delete_queue(both)
+    assert topic.send("own", to="t.other") is None
+    assert contents(topic, few) == ["own"]
+    turns = 0
+    while retry is not None:
+        topic.turn()
+        retry = retry()
+        turns += 1
+    assert turns > 1
+    assert len(topic.engine.deliveries.fan_out.waiting) <= LANE_MAX
+    topic.broker.settle()
+    assert [contents(topic, queue) for queue in topic.queues] == [["0", "1", "2", "3", "many"]] * MANY
+    topic.acknowledge_all()
+    topic.engine.delete_queue(few)
+    topic.broker.settle()
+    assert (memory.messages, memory.entries, memory.bodies_bytes) == before
+
+
+def test_full_queues_that_drop_messages_do_not_refuse_one_while_others_enter() -> None:
+    topic = Topic(AddressPolicy(auto_delete=False, max_messages=2, when_full=DROP))
+    sent = 0
+    retry: Retry | None = None
+    for _ in range(1_000):
+        while retry is None and sent < 12:
+            retry = topic.send(f"{sent}")
+            sent += 1
+        topic.turn()
+        retry = retry() if retry is not None else None
+    topic.broker.settle()
+    assert sent == 12
+    assert retry is None
+    assert [error for _, error in topic.sender.answers if error is not None] == []
+    assert {tuple(contents(topic, queue)) for queue in topic.queues} == {("10", "11")}
+
+
+def test_caller_that_waits_for_a_full_queue_goes_on_when_a_message_that_it_drops_has_entered() -> None:
+    topic = Topic(AddressPolicy(auto_delete=False, max_messages=1, when_full=DROP))
+    topic.put("x", to="t", durable=False)
+    assert topic.last.full()
+    assert topic.last.held_messages == 0
+    woken: list[bool] = []
+    topic.last.blocked["caller"] = lambda: woken.append(topic.last.oldest_volatile() is not None)
+    topic.broker.settle()
+    assert woken == [True]
+
+
+def test_caller_that_waits_for_a_full_queue_goes_on_when_a_delay_ends() -> None:
+    bench = Bench(Policy(AddressPolicy(max_messages=1, when_full=DROP)))
+    queue = bench.queue()
+    bench.fill("x", durable=False, delivery_delay_ms=1_000)
+    woken: list[bool] = []
+    queue.blocked["caller"] = lambda: woken.append(queue.oldest_volatile() is not None)
+    bench.broker.settle()
+    assert woken == []
+    bench.now_ms += 1_001
+    bench.engine.tick()
+    bench.broker.settle()
+    assert woken == [True]
+
+
+@pytest.mark.interpreted
+def test_fault_in_the_first_piece_of_a_message_does_not_stop_later_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = Topic()
+
+    def fail(*_: object) -> None:
+        raise InjectedFault
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BrokerQueue, "put_back", fail)
+        with pytest.raises(InjectedFault):
+            topic.send("lost")
+    assert {queue.entering for queue in topic.queues} == {0}
+    topic.put("next", to="t", durable=False)
+    topic.broker.settle()
+    assert [contents(topic, queue) for queue in topic.queues] == [["next"]] * MANY
 
 
 def test_message_has_its_place_in_a_queue_that_has_got_a_later_one_meanwhile() -> None:
@@ -122,6 +235,19 @@ def test_message_has_its_place_in_a_queue_that_has_got_a_later_one_meanwhile() -
     assert contents(topic, both) == ["later"]
     topic.broker.settle()
     assert contents(topic, both) == ["stored", "later"]
+
+
+def test_message_that_waits_for_another_one_keeps_its_place_before_a_stored_one() -> None:
+    topic = Topic()
+    both = topic.subscription("both", "#")
+    topic.begin("first", durable=False)
+    topic.put("second", to="t", durable=False)
+    topic.put("stored", to="t.other")
+    topic.engine.journaling.flush()
+    topic.engine.turns.begin_turn()
+    topic.broker.confirm(len(topic.broker.in_flight))
+    topic.broker.settle()
+    assert contents(topic, both) == ["first", "second", "stored"]
 
 
 def test_snapshot_waits_until_a_stored_message_is_in_all_of_its_queues() -> None:
