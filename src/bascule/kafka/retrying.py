@@ -18,9 +18,10 @@ LONGEST_PAUSE_S: Final = 0.5
 #: Timeout of the first request, in seconds. A healthy node answers within milliseconds. A request to a node that is down or frozen waits
 #: until it times out although the partition has a new leader, and an admin client of librdkafka 2.16 uses up to 0.8 processors meanwhile.
 FIRST_ANSWER_S: Final = 1.0
-#: A request gets all of the time that is left if that is less than this multiple of its timeout. No short request comes first if the
-#: caller has less than 4 s. Otherwise the last request has at least 60 % of the time.
+#: A request gets all of the time that is left if that is less than this multiple of its timeout, and at most LAST_S seconds. Kafka needs
+#: about this time to replace a leader that is frozen (broker.session.timeout.ms, 9 s by default), so a shorter request would not help.
 LAST_TRY: Final = 4
+LAST_S: Final = 10.0
 #: Least timeout of a request at the end of the available time, in seconds.
 LEAST_ANSWER_S: Final = 0.1
 
@@ -45,6 +46,7 @@ def ask_in_tries(deadline_s: float, ask: Callable[[float], T]) -> T:
     """Return the result of ``ask``, which gets the timeout of its request in seconds. Retry as ``ask_until`` does.
 
     The timeout doubles with each request, and the last request gets all of the time that is left, so that a slow cluster can answer too.
+    If the caller has less than 4 s, the first request is the last one.
     Raises KafkaException.
     """
     answer_s = FIRST_ANSWER_S
@@ -52,7 +54,7 @@ def ask_in_tries(deadline_s: float, ask: Callable[[float], T]) -> T:
     def attempt() -> T:
         nonlocal answer_s
         left_s = deadline_s - time.monotonic()
-        timeout_s = left_s if left_s < LAST_TRY * answer_s else answer_s
+        timeout_s = left_s if left_s < min(LAST_TRY * answer_s, LAST_S) else min(answer_s, left_s)
         answer_s *= 2
         return ask(max(LEAST_ANSWER_S, timeout_s))
 
