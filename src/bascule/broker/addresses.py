@@ -61,7 +61,7 @@ class Route(NamedTuple):
 
 
 #: Limit of selector steps for one message: for all subscriptions of one address, and for all subscriptions with wildcards. Both together
-#: are the work of one turn for a message.
+#: are the work of one turn for a message. Each selector takes one step more than it has, but the longest one is allowed on its own.
 SELECTOR_STEPS_MAX = 20_000
 #: Limit of the steps to compare an address with the patterns of all subscriptions with wildcards, which is done when the address is used
 #: after a subscription has changed. Patterns of fewer words than in a step count for none, unless they have another wildcard besides a #
@@ -163,17 +163,24 @@ class AddressBook:
             queue.user = user
             self._count(queue, 1)
 
-    def check_steps(self, queue: BrokerQueue) -> None:
-        """Check that selectors and patterns stay within their limits of steps with one more subscription. Raises ResourceLimit."""
+    def check_steps(self, queue: BrokerQueue, replaces: BrokerQueue | None = None) -> None:
+        """Check that selectors and patterns stay within their limits of steps with one more subscription. Raises ResourceLimit.
+
+        A subscription that ``replaces`` another one may always take as many steps as that one: an earlier version with a higher limit may
+        have stored more. The only subscription with a selector may have the longest selector, and takes one step more.
+        """
         words = _pattern_steps(queue)
-        if words and self._pattern_steps + words > PATTERN_STEPS_MAX:
+        fewer = _pattern_steps(replaces) if replaces is not None else 0
+        if words > fewer and self._pattern_steps - fewer + words > PATTERN_STEPS_MAX:
             raise ResourceLimit(
                 f"the pattern {queue.address[:60]!r} has {queue.address.count('.') + 1} words; the patterns of all subscriptions together"
                 f" may have {PATTERN_STEPS_MAX * PATTERN_WORDS_PER_STEP}, of which one with # before its end and another wildcard counts"
                 f" for at least {PATTERN_WORDS_PER_STEP}; use shorter patterns with fewer wildcards"
             )
-        steps = queue.wanting_steps
-        if steps and self._selector_steps[_steps_key(queue.address)] + steps > SELECTOR_STEPS_MAX:
+        key, steps = _steps_key(queue.address), queue.wanting_steps
+        fewer = replaces.wanting_steps if replaces is not None and _steps_key(replaces.address) == key else 0
+        others = self._selector_steps[key] - fewer
+        if steps > fewer and others + steps > SELECTOR_STEPS_MAX + (not others):
             whose = "with wildcards" if has_wildcards(queue.address) else f"of {queue.address[:60]!r}"
             raise ResourceLimit(
                 f"the selector has {steps} steps; the selectors of all subscriptions {whose} may take {SELECTOR_STEPS_MAX} for each message"

@@ -98,7 +98,7 @@ class Destinations:
             self._deliveries.memory.check_selector(selector)
         queue = BrokerQueue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
         queue.select(selector)
-        self.addresses.check_steps(queue)
+        self.addresses.check_steps(queue, replaces)
         queue.no_local_container, queue.subscription = no_local, subscription
         queue.shared, queue.auto_created, queue.user = shared, auto_created, user
         if replaces is not None:

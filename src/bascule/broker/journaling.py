@@ -324,8 +324,9 @@ class Journaling:
 
     @property
     def actions(self) -> int:
-        """Return the number of actions and answers that wait for records to be stored."""
-        return len(self.batch.actions) + sum(len(batch.actions) for batch in self.in_flight)
+        """Return the number of actions and answers that wait for records to be stored, or for a turn after that."""
+        left = sum([len(batch.actions) - batch.done for batch in self._stored])
+        return left + sum([len(batch.actions) for batch in self.in_flight]) + len(self.batch.actions)
 
     @property
     def defers(self) -> bool:

@@ -53,13 +53,23 @@ class LoopJournalWriter:
 
     def append(self, key: bytes, value: bytes) -> None:
         """Append a record; ``on_outcomes`` receives its outcome. Raises Unavailable if the client accepts no more, or after ``close``."""
+        refusal = self._refusal(key, value)
+        if refusal is not None:
+            raise Unavailable(f"journal {self._topic}: append of {len(value)} bytes refused: {refusal}")
+
+    def _refusal(self, key: bytes, value: bytes) -> str | None:
+        """Append a record. Return why the client refuses it, or None.
+
+        The caller raises the error, without a cause: the frames of the error must not hold the client, whose end would then block the loop.
+        """
         producer = self._producer
         if producer is None:
-            raise Unavailable(f"journal {self._topic}: append of {len(value)} bytes refused: the writer is closed")
+            return "the writer is closed"
         try:
             producer.produce(self._partition, key, value)
         except KafkaException as error:
-            raise Unavailable(f"journal {self._topic}: append of {len(value)} bytes refused: {words(error)}") from error
+            return words(error)
+        return None
 
     def _read(self) -> None:
         producer = self._producer

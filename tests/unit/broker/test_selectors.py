@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from bascule.broker import addresses
 from bascule.broker.addresses import PATTERN_STEPS_MAX, PATTERN_WORDS_PER_STEP, SELECTOR_STEPS_MAX
 from bascule.broker.errors import ResourceLimit
 from bascule.broker.message import BrokerMessage
@@ -9,6 +10,7 @@ from bascule.broker.turns import Allowance
 from bascule.core.destination import Routing
 from bascule.jms.sections import APPLICATION_PROPERTIES, VALUE, header_bytes, scan, section_bytes
 from bascule.jms.selector import compile_selector
+from bascule.jms.selector.parser import STEPS_MAX
 from tests.unit.broker.conftest import Bench
 
 
@@ -51,6 +53,46 @@ def test_selectors_of_all_subscriptions_of_an_address_have_a_limit_of_steps(benc
     bench.subscription("other", other, selector=slow)
     bench.engine.delete_queue(subscriptions[0])
     bench.subscription("more", address, selector=slow)
+
+
+@pytest.mark.interpreted
+def test_subscription_changes_its_selector_although_stored_ones_are_above_the_limit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, slower = (" OR ".join(f"p{number} = 1" for number in range(count)) for count in (100, 101))
+    first = bench.subscription("first", selector=slow)
+    wild = bench.subscription("wild", "t.*.*", selector=slow)
+    bench.subscription("second", selector=slow)
+    monkeypatch.setattr(addresses, "SELECTOR_STEPS_MAX", first.wanting_steps)  # an earlier version stored more
+    monkeypatch.setattr(addresses, "PATTERN_STEPS_MAX", 0)
+    for refused in (slower, f"{slow} OR a"):
+        with pytest.raises(ResourceLimit, match="steps"):
+            bench.subscription("first", selector=refused, replaces=first)
+    with pytest.raises(ResourceLimit, match="steps"):
+        bench.subscription("moved", "t.a", selector=slower, replaces=wild)
+    other = bench.subscription("first", selector=slow.replace("1", "2"), replaces=first)
+    less = bench.subscription("first", selector="p1 = 1", replaces=other)
+    bench.subscription("first", selector="", replaces=less)
+    assert [queue.selector_text for queue in bench.engine.addresses.subscriptions.values()].count("") == 1
+
+
+@pytest.mark.interpreted
+def test_subscription_with_a_long_pattern_is_replaced_at_the_limit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = ".".join(["*"] * 400)
+    queue = bench.subscription("s", pattern)
+    monkeypatch.setattr(addresses, "PATTERN_STEPS_MAX", 400 // PATTERN_WORDS_PER_STEP - 1)
+    bench.subscription("s", pattern, selector="a = 1", replaces=queue)
+    with pytest.raises(ResourceLimit, match="400 words"):
+        bench.subscription("more", pattern)
+
+
+def test_the_most_expensive_selector_is_allowed_for_the_only_subscription_of_an_address(bench: Bench) -> None:
+    most = " OR ".join(["p LIKE '%ab_c%'"] * 7)
+    most += " OR a" * (STEPS_MAX - compile_selector(most).steps)
+    assert compile_selector(most).steps == STEPS_MAX == SELECTOR_STEPS_MAX
+    bench.subscription("s", selector=most)
+    with pytest.raises(ResourceLimit, match=f"has {STEPS_MAX + 1} steps"):
+        bench.subscription("more", selector=most)
+    with pytest.raises(ResourceLimit, match="has 2 steps"):
+        bench.subscription("more", selector="a")
 
 
 def test_selectors_of_subscriptions_are_counted_as_steps_of_each_message(bench: Bench) -> None:

@@ -33,6 +33,23 @@ def test_decisions_of_one_turn_are_one_record(bench: Bench) -> None:
     assert ops_of(value) == ["SEND"] * 10 + ["ACK"]
 
 
+def test_answers_of_stored_records_count_until_they_are_sent(bench: Bench) -> None:
+    journaling = bench.engine.journaling
+    bench.queue()
+    bench.broker.settle()
+    for number in range(30):
+        bench.put(number)
+    waiting = journaling.actions
+    assert waiting >= 60  # the message and its answer
+    bench.broker.flush()
+    bench.engine.turns.left = 1
+    bench.broker.confirm(1)
+    assert journaling.pending
+    assert journaling.actions == waiting - 1
+    bench.broker.settle()
+    assert journaling.actions == 0
+
+
 def test_key_of_record_shows_that_it_has_no_messages(bench: Bench) -> None:
     bench.fill(1)
     bench.acknowledge(bench.consumer())

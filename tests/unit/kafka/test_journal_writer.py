@@ -214,6 +214,29 @@ def test_client_ends_only_after_a_thread_that_still_appends(cluster: MockCluster
     assert ended == [True]
 
 
+def test_error_of_a_refused_append_does_not_keep_the_client() -> None:
+    """The client would end on the loop otherwise, where its end blocks all connections."""
+    producer = EventProducer({**NOBODY, **GAPLESS_SETTINGS, "queue.buffering.max.messages": 1}, "journal")
+    ended: list[bool] = []
+    weakref.finalize(producer, ended.append, True)
+
+    async def refused(writer: LoopJournalWriter) -> Unavailable:
+        with pytest.raises(Unavailable, match="append of 5 bytes refused: .*full") as caught:
+            await until_refused(writer)
+        writer.stop()
+        await asyncio.to_thread(writer.close)
+        return caught.value
+
+    async def run(producer: EventProducer) -> Unavailable:
+        return await refused(LoopJournalWriter(producer, "journal", 0, Outcomes(), asyncio.get_running_loop()))
+
+    kept = asyncio.run(run(producer))
+    del producer
+    gc.collect()
+    assert ended == [True]
+    assert kept.__traceback__ is not None
+
+
 def test_refused_settings_leave_no_descriptor() -> None:
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(KafkaException, match="acks"):
