@@ -107,19 +107,14 @@ class Deliveries:
 
     def arrive(self, message: BrokerMessage, queues: list[BrokerQueue]) -> None:
         """End the delay of a message: put it behind the messages that arrived before."""
+        if len(queues) > FAN_OUT_QUEUES:
+            self.turns.begin_decided(self.fan_out.end_delay(message, queues))
+            return
         self.turns.left -= DUE_STEPS * len(queues)
         there = [queue for queue in queues if queue.delayed.remove(message)]
         message.position = self.next_position
         self.next_position += 1
-        for queue in there:
-            if message.mid <= queue.recovered_mid:
-                queue.counts[message.position] = 0  # it was not delivered before the crash
-            queue.add(message)
-            if queue.starved:
-                queue.feed()
-            self.dirty[queue] = None
-            if message.expiry_ms:
-                self.watch_expiry(queue, message.expiry_ms)
+        self.fan_out.arrive_late(message, there)
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Arrival of messages for very many queues, in slices. A part of the engine.
+"""Arrival of messages, and end of their delay, for very many queues: in slices. A part of the engine.
 
 A message to a topic enters all subscriptions of the topic, which may be tens of thousands. The slices of a stored message are part of its
 record: the following actions of the record wait, and so does a snapshot. The slices of a message that the journal does not store are work
@@ -97,6 +97,36 @@ class FanOut:
         if holding:
             message.keep_timer(deliveries.schedule.cancellable(due_ms, deliveries.arrive, message, holding))
         deliveries.release(message)
+
+    def end_delay(self, message: BrokerMessage, queues: list[BrokerQueue]) -> Work:
+        """End the delay of a message in very many queues. Yields steps.
+
+        Each queue knows a delayed message by its place. So the message gets its place among the others when it has left the delayed ones of
+        all its queues; meanwhile the queues hold it, and do not deliver it.
+        """
+        deliveries = self._deliveries
+        message.references += 1  # until the message is in all of its queues, as in ``begin``
+        deliveries.memory.entries += 1
+        pieces = [queues[first : first + FAN_OUT_QUEUES] for first in range(0, len(queues), FAN_OUT_QUEUES)]
+        for number, some in enumerate(pieces):
+            pieces[number] = [queue for queue in some if queue.delayed.remove(message)]
+            yield len(some) * FAN_OUT_STEPS
+        message.position = deliveries.next_position
+        deliveries.next_position += 1
+        for some in pieces:
+            self.arrive_late(message, some)
+            yield len(some) * FAN_OUT_STEPS
+        deliveries.release(message)
+
+    def arrive_late(self, message: BrokerMessage, queues: list[BrokerQueue]) -> None:
+        """Make a message whose delay has ended available to consumers. Its queues hold it, unless they have been deleted meanwhile."""
+        for queue in queues:
+            if queue.deleted:
+                self._deliveries.release(message)
+                continue
+            if message.mid <= queue.recovered_mid:
+                queue.counts[message.position] = 0  # it was not delivered before the crash
+            self._arrive(queue, message)
 
     def _arrive(self, queue: BrokerQueue, message: BrokerMessage) -> None:
         """Make a message available to consumers, before messages with a later place that have arrived meanwhile."""

@@ -274,6 +274,58 @@ def test_delay_of_a_message_for_many_queues_begins_in_all_of_them() -> None:
     assert {(len(queue.delayed), queue.ready.count) for queue in topic.queues} == {(0, 1)}
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_delay_ends_in_many_queues_over_several_turns(durable: bool) -> None:
+    topic = Topic()
+    memory = topic.engine.memory
+    before = (memory.messages, memory.entries, memory.bodies_bytes)
+    deleted, purged = topic.queues[1], topic.queues[2]
+    topic.put("x", to="t", delivery_delay_ms=1_000, durable=durable)
+    topic.broker.settle()
+    topic.put("early", to="t", durable=durable)
+    topic.broker.settle()
+    (late,) = purged.delayed
+    purged.take_out(late)
+    topic.engine.gone(purged, late)
+    topic.now_ms = START_MS + 1_001
+    topic.engine.turns.begin_turn()
+    topic.engine.tick()
+    assert topic.engine.turns.pending
+    assert 0 < sum(len(queue.delayed) for queue in topic.queues) < MANY
+    topic.engine.delete_queue(deleted)
+    topic.put("after", to="t", durable=durable)
+    longest = 0
+    while topic.engine.turns.pending:
+        waiting = sum(queue.ready.count for queue in topic.queues)
+        topic.turn()
+        longest = max(longest, sum(queue.ready.count for queue in topic.queues) - waiting)
+    assert 0 < longest <= FAN_OUT_QUEUES * 2
+    topic.broker.settle()
+    rest = [queue for queue in topic.queues if queue not in (deleted, purged)]
+    orders = {tuple(contents(topic, queue)) for queue in rest}
+    assert len(orders) == 1
+    assert sorted(*orders) == ["after", "early", "x"]
+    assert orders.pop()[0] == "early"
+    assert contents(topic, purged) == ["early", "after"]
+    topic.queues.remove(deleted)
+    topic.acknowledge_all()
+    assert (memory.messages, memory.entries, memory.bodies_bytes) == before
+
+
+def test_body_of_message_that_is_deleted_with_its_queues_while_its_delay_ends_is_released() -> None:
+    topic = Topic()
+    topic.put("x", to="t", delivery_delay_ms=1_000)
+    topic.broker.settle()
+    topic.now_ms = START_MS + 1_001
+    topic.engine.turns.begin_turn()
+    topic.engine.tick()
+    for queue in topic.queues:
+        topic.engine.delete_queue(queue)
+    assert topic.engine.memory.messages == 1
+    topic.broker.settle()
+    assert (topic.engine.memory.messages, topic.engine.memory.entries) == (0, 0)
+
+
 def test_deleted_queue_gets_no_message_of_a_later_slice() -> None:
     topic = Topic()
     topic.begin("x", durable=True)

@@ -221,7 +221,7 @@ def test_error_of_a_refused_append_does_not_keep_the_client() -> None:
     weakref.finalize(producer, ended.append, True)
 
     async def refused(writer: LoopJournalWriter) -> Unavailable:
-        with pytest.raises(Unavailable, match="append of 5 bytes refused: .*full") as caught:
+        with pytest.raises(Unavailable, match=r"append of 5 bytes refused: .*full") as caught:
             await until_refused(writer)
         writer.stop()
         await asyncio.to_thread(writer.close)
