@@ -25,6 +25,8 @@ _LOG_LEVEL: Final = 2
 #: How often a client asks for the leader without a reason. A node that is cut off from its peers, but not from the client, continues to
 #: call itself the leader and gives no reason.
 _REFRESH_MS: Final = 10_000
+#: How long a client for questions waits for an answer about the cluster before it asks another node. A suspended node never answers.
+_CLUSTER_ANSWER_MS: Final = 10_000
 #: How long a consumer waits for its connection before its assignment. After a second it would find its partitions without this wait.
 _INTRODUCTION_S: Final = 1.0
 
@@ -53,7 +55,7 @@ def consumer(settings: Mapping[str, Any], logger: ClientLog | None = None) -> Co
 
 def admin(settings: Mapping[str, Any]) -> AdminClient:
     """Make a client for requests about topics and offsets. Raises KafkaException for settings that librdkafka refuses."""
-    return AdminClient(_quiet(settings))
+    return AdminClient(_quiet({"socket.timeout.ms": _CLUSTER_ANSWER_MS, **settings}))
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
