@@ -107,8 +107,8 @@ class Deliveries:
 
     def arrive(self, message: BrokerMessage, queues: list[BrokerQueue]) -> None:
         """End the delay of a message: put it behind the messages that arrived before."""
-        if len(queues) > FAN_OUT_QUEUES:
-            self.turns.begin_decided(self.fan_out.end_delay(message, queues))
+        if len(queues) > FAN_OUT_QUEUES or self.fan_out.ended_delays:
+            self.fan_out.end_delay(message, queues)
             return
         self.turns.left -= DUE_STEPS * len(queues)
         there = [queue for queue in queues if queue.delayed.remove(message)]

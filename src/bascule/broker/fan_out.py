@@ -36,6 +36,7 @@ class FanOut:
 
     def __init__(self, deliveries: Deliveries) -> None:
         self.waiting: deque[FannedOut] = deque()
+        self.ended_delays: deque[tuple[BrokerMessage, list[BrokerQueue]]] = deque()  # messages whose delay ends, in order
         self._deliveries = deliveries
 
     def begin(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int) -> Work | None:
@@ -98,15 +99,28 @@ class FanOut:
             message.keep_timer(deliveries.schedule.cancellable(due_ms, deliveries.arrive, message, holding))
         deliveries.release(message)
 
-    def end_delay(self, message: BrokerMessage, queues: list[BrokerQueue]) -> Work:
-        """End the delay of a message in very many queues. Yields steps.
+    def end_delay(self, message: BrokerMessage, queues: list[BrokerQueue]) -> None:
+        """End the delay of a message in very many queues, or behind such a message."""
+        message.references += 1  # until the message is in all of its queues, as in ``begin``
+        self._deliveries.memory.entries += 1
+        self.ended_delays.append((message, queues))
+        if len(self.ended_delays) == 1:
+            self._deliveries.turns.begin_decided(self._end_in_order())
+
+    def _end_in_order(self) -> Work:
+        while self.ended_delays:
+            try:
+                yield from self._end_delay(*self.ended_delays[0])
+            finally:
+                self.ended_delays.popleft()
+
+    def _end_delay(self, message: BrokerMessage, queues: list[BrokerQueue]) -> Work:
+        """End the delay of a message. Yields steps.
 
         Each queue knows a delayed message by its place. So the message gets its place among the others when it has left the delayed ones of
         all its queues; meanwhile the queues hold it, and do not deliver it.
         """
         deliveries = self._deliveries
-        message.references += 1  # until the message is in all of its queues, as in ``begin``
-        deliveries.memory.entries += 1
         pieces = [queues[first : first + FAN_OUT_QUEUES] for first in range(0, len(queues), FAN_OUT_QUEUES)]
         for number, some in enumerate(pieces):
             pieces[number] = [queue for queue in some if queue.delayed.remove(message)]

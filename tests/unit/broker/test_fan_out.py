@@ -312,6 +312,23 @@ def test_delay_ends_in_many_queues_over_several_turns(durable: bool) -> None:
     assert (memory.messages, memory.entries, memory.bodies_bytes) == before
 
 
+def test_messages_whose_delay_ends_stay_in_order_behind_one_for_many_queues() -> None:
+    topic = Topic()
+    both = topic.subscription("both", "#")
+    topic.put("first", to="t", delivery_delay_ms=1_000)
+    topic.put("second", to="t.other", delivery_delay_ms=1_001)
+    topic.broker.settle()
+    topic.now_ms = START_MS + 1_002
+    seen = list[str]()
+    while len(seen) < 2:
+        topic.engine.turns.begin_turn()
+        topic.engine.tick()
+        topic.engine.go_on()
+        assert contents(topic, both)[: len(seen)] == seen
+        seen = contents(topic, both)
+    assert seen == ["first", "second"]
+
+
 def test_body_of_message_that_is_deleted_with_its_queues_while_its_delay_ends_is_released() -> None:
     topic = Topic()
     topic.put("x", to="t", delivery_delay_ms=1_000)

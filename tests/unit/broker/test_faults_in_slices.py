@@ -31,7 +31,7 @@ SLICE = turns.TURN_STEPS // turns.SLICES + 1
 MANY = 300
 #: Functions of the engine whose work carries out decisions. Each of them calls only code that contains the errors of peers' inputs.
 DECIDED = {
-    "Deliveries.arrive", "FanOut.begin",
+    "FanOut.begin", "FanOut.end_delay",
     "Destinations.delete_queue", "LeavingMessages.forget", "LocalTransactions._put_in_and_tell", "LocalTransactions.rollback_all",
     "Returns.begin", "Returns.of_several",
 }  # fmt: skip
