@@ -162,8 +162,14 @@ class Model:
     TURN_STEPS = (1 << 60,)  # limit of the engine in one turn; the rest continues between later commands
     SETTLEMENTS = ("accept", "accept", "accept", "transaction", "transaction", "release", "fail", "reject")
 
-    #: Whether messages of different delivery modes keep their order. Jakarta Messaging promises the order within a mode only.
+    #: Whether messages of different delivery modes, and delayed messages and others, keep their order. Jakarta Messaging promises the order
+    #: within a mode only.
     modes_in_order = True
+
+    @staticmethod
+    def mode_of(copy: Copy) -> tuple[bool, bool]:
+        """Return whether a message is persistent, and whether it was delayed."""
+        return copy.facts.persistent, copy.facts.due_ms > 0
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -273,7 +279,7 @@ class Model:
         assert line.name != SLOW or client.settled or len(client.held) < HELD_MAX, "too many held"
         if line.name not in (DEAD_LETTERS, EXPIRED):
             for other in line.copies:
-                if self.may_have(client, other) and (self.modes_in_order or other.facts.persistent is copy.facts.persistent):
+                if self.may_have(client, other) and (self.modes_in_order or self.mode_of(other) == self.mode_of(copy)):
                     rank = (-copy.facts.priority, copy.place)
                     assert (-other.facts.priority, other.place) >= rank, f"message {number} overtook {other.number}"
         if copy.count is not None:
