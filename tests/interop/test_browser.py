@@ -1,7 +1,9 @@
-"""rhea in a page of a real Chromium: AMQP over the WebSocket of the browser, with login, permissions and the origin of the page."""
+"""rhea in a page of a real Chromium: AMQP over the WebSocket of the browser, with login, permissions, TLS and the origin of the page."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -11,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509 import load_pem_x509_certificate
 
 from bascule.client import ConnectionFactory, Message, Queue
+from tests.support.certificates import Authority
 from tests.support.chromium import SCRIPTS, fetched, run_script
 from tests.support.kafka_in_memory import KafkaInMemory
 from tests.unit.server.broker_process import SOON_S, Broker, called, kafka, serving
@@ -56,10 +61,12 @@ def page_server() -> Iterator[str]:
 class Exchanges:
     """What pages exchange with a broker."""
 
-    def __init__(self, broker: Broker, directory: Path) -> None:
+    def __init__(self, broker: Broker, directory: Path, scheme: str = "ws", trusted_key: str = "") -> None:
+        """``trusted_key`` is the key of a server that the browser trusts: base64 of its SHA-256 hash."""
         self._directory = directory
         self._broker = broker
-        self._url = f"ws://127.0.0.1:{broker.life._websocket_port}"
+        self._url = f"{scheme}://127.0.0.1:{broker.life._websocket_port}"
+        self._trusted_key = trusted_key
 
     def exchange(self, *, password: str = "hush", send: str = "", receive: str = "") -> dict[str, str]:
         return {"url": self._url, "user": "ann", "password": password, "send": send, "receive": receive, "text": "from a page"}
@@ -67,7 +74,8 @@ class Exchanges:
     async def run(self, *visits: tuple[str, dict[str, str]]) -> list[dict[str, Any]]:
         """Run one exchange after the other, each in a page of an origin, and return the results."""
         wanted = json.dumps([{"page": f"{origin}/", "exchanges": [each]} for origin, each in visits])
-        output = await called(run_script, "rhea.mjs", self._directory, {"VISITS": wanted, "ADMIN": "http://127.0.0.1"})
+        env = {"VISITS": wanted, "ADMIN": "http://127.0.0.1", "TRUSTED_KEY": self._trusted_key}
+        output = await called(run_script, "rhea.mjs", self._directory, env)
         return [results[0] for results in json.loads(output)]
 
     async def over_tcp(self, queue: str, text: str = "") -> Message | None:
@@ -115,3 +123,33 @@ async def test_rhea_in_a_browser_sends_and_receives_with_login_permission_and_or
     assert refused["refused"] == "disconnected"
     (told,) = [line for line in caplog.messages if line.startswith("WebSocket refused, its page is not in broker.websocket.origins")]
     assert told.endswith(f"origin={foreign}")
+
+
+@run_async
+async def test_rhea_in_a_browser_uses_websocket_with_tls_if_the_browser_trusts_the_certificate(
+    kafka: KafkaInMemory, tmp_path: Path
+) -> None:
+    server = Authority(tmp_path).issue("server")
+    key = load_pem_x509_certificate(server.certificate.read_bytes()).public_key()
+    hashed = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
+    with page_server() as shop:
+        listener = {
+            **USERS, "websocket": {"port": 0, "origins": [shop]}, "tls": {"certificate": str(server.certificate), "key": str(server.key)},
+        }  # fmt: skip
+        async with serving(kafka, tmp_path / "broker", broker=listener, permission=[{"match": "orders.#", **SHOP}]) as broker:
+            for directory in ("trusting", "wary", "plain"):
+                (tmp_path / directory).mkdir()
+            trusting = Exchanges(broker, tmp_path / "trusting", "wss", base64.b64encode(hashed).decode())
+            sent, received, secret = await trusting.run(
+                (shop, trusting.exchange(send="orders.out")),
+                (shop, trusting.exchange(receive="orders.out")),
+                (shop, trusting.exchange(send="salaries")),
+            )
+            wary = Exchanges(broker, tmp_path / "wary", "wss")
+            plain = Exchanges(broker, tmp_path / "plain", "ws")
+            ((untrusted,), (unprotected,)) = (
+                await wary.run((shop, wary.exchange(send="orders.out"))), await plain.run((shop, plain.exchange(send="orders.out"))),
+            )  # fmt: skip
+    assert (sent, received) == ({"delivered": "accepted"}, {"received": "from a page"})
+    assert (secret["refused"], secret["condition"]) == ("sender_error", "amqp:unauthorized-access")
+    assert untrusted["refused"] == unprotected["refused"] == "disconnected"
