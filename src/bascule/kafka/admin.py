@@ -44,6 +44,10 @@ _FENCED = "currently fenced"
 #: Replication factor that means "as the cluster's default".
 CLUSTER_DEFAULT = -1
 
+_CHANGE: Mapping[str, Any] = {"operation_timeout": ADMIN_TIMEOUT_S, "request_timeout": ADMIN_TIMEOUT_S}
+#: Errors after which Kafka may have carried out the request.
+_UNANSWERED = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION)
+
 #: Connection errors that say more than "transport failure".
 _REFUSALS = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
@@ -210,14 +214,16 @@ class Topics:
         """
         new = NewTopic(topic, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
         deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
+        unanswered = False  # an earlier request may have created the topic
         while True:
             admin = self._with_controller(ADMIN_TIMEOUT_S)
             try:
-                admin.create_topics([new], operation_timeout=ADMIN_TIMEOUT_S, request_timeout=ADMIN_TIMEOUT_S)[topic].result()
+                admin.create_topics([new], **_CHANGE)[topic].result()
             except KafkaException as raised:
                 error = raised.args[0]
                 if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                    return False
+                    return unanswered
+                unanswered = unanswered or error.code() in _UNANSWERED
                 if not (_all_fenced(error) or passing(error)) or time.monotonic() > deadline_s:
                     raise _not_created(topic, error) from raised
                 time.sleep(FENCED_PAUSE_S)
@@ -259,9 +265,8 @@ class Topics:
     def delete(self, topics: Iterable[str]) -> None:
         """Delete topics, in this order, and return when Kafka no longer lists them. Raises Unavailable, Denied."""
         for topic in topics:
-            admin = self._with_controller(ADMIN_TIMEOUT_S)
             try:
-                admin.delete_topics([topic], operation_timeout=ADMIN_TIMEOUT_S, request_timeout=ADMIN_TIMEOUT_S)[topic].result()
+                self._change(lambda admin, topic=topic: admin.delete_topics([topic], **_CHANGE)[topic].result())  # type: ignore[misc]
             except KafkaException as error:
                 if verdict_of(error.args[0]) is Verdict.DENIED:
                     raise Denied(topic, f"cannot be deleted: {words(error)}") from error
@@ -280,13 +285,16 @@ class Topics:
             ConfigEntry(name, value or "", incremental_operation=reset if value is None else change) for name, value in settings.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-        admin = self._with_controller(ADMIN_TIMEOUT_S)
         try:
-            admin.incremental_alter_configs([resource], request_timeout=ADMIN_TIMEOUT_S)[resource].result()
+            self._change(lambda admin: admin.incremental_alter_configs([resource], request_timeout=ADMIN_TIMEOUT_S)[resource].result())
         except KafkaException as error:
             if verdict_of(error.args[0]) is Verdict.DENIED:
                 raise Denied(topic, f"cannot be configured: {words(error)}") from error
             raise Unavailable(f"topic {topic!r} cannot be configured: {words(error)}") from error
+
+    def _change(self, ask: Callable[[AdminClient], object]) -> None:
+        """Make a change that may be repeated. Raises KafkaException, Unavailable if Kafka does not answer at all."""
+        ask_until(time.monotonic() + ADMIN_TIMEOUT_S, lambda: ask(self._with_controller(ADMIN_TIMEOUT_S)))
 
     def overrides(self, topic: str) -> dict[str, str]:
         """Return the settings that somebody has set for a topic, without the defaults of the cluster. Raises Unavailable."""
@@ -314,7 +322,10 @@ def delete_group(kafka: Mapping[str, Any], group: str) -> None:
     """Delete a consumer group with its offsets, if it exists. Raises Unavailable, also if the group may not be deleted or has members."""
     admin = clients.admin({**PROMPT, **kafka})
     try:
-        admin.delete_consumer_groups([group], request_timeout=ADMIN_TIMEOUT_S)[group].result()
+        ask_until(
+            time.monotonic() + ADMIN_TIMEOUT_S,
+            lambda: admin.delete_consumer_groups([group], request_timeout=ADMIN_TIMEOUT_S)[group].result(),
+        )
     except KafkaException as error:
         if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
             raise Unavailable(f"consumer group {group!r} cannot be deleted: {words(error)}") from error

@@ -11,9 +11,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from bascule.core.log import get_log
 from bascule.core.topics import XA_PREFIX
-from bascule.xa.errors import ResourceError
 from bascule.xa.kafka_records import AGES, STARTED, LogEntry, PreparedBranch, SideEnds, is_about_branch, told_outcome
+
+_log = get_log("bascule.xa")
 
 #: The entry has one end for each of this many parts of the time for which remains are kept.
 PARTS: Final = 8
@@ -42,10 +44,10 @@ class Ages:
         self._known: list[KnownEnds] = []
 
     def see(self, table: Mapping[bytes, LogEntry], now_s: float) -> None:
-        """Note the entry of a table that was read. Raises ResourceError if it is unreadable."""
+        """Note the entry of a table that was read. An entry in the form of another version counts as none."""
         value = None if (entry := table.get(AGES)) is None else entry.value
         if value != self._value:
-            self._known = [] if value is None else _decoded(value)
+            self._known = [] if value is None else _decoded(value)  # [] makes ages smaller: nothing is deleted too early
             self._value, self._since_s = value, now_s
 
     def measured(self, asked_s: float, side: SideEnds) -> list[KnownEnds]:
@@ -124,4 +126,5 @@ def _decoded(value: bytes) -> list[KnownEnds]:
             for age_s, at_ms, topic_id, side, log in json.loads(value)["ages"]
         ]
     except (ValueError, TypeError, KeyError) as error:
-        raise ResourceError(f"unreadable log record {value[:200]!r}: {error}") from error
+        _log.warning("ages of branch messages unreadable, measuring again", value=value[:200], error=str(error))
+        return []

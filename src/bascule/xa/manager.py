@@ -50,7 +50,7 @@ from bascule.xa.transaction import (
     checked_wait_s,
 )
 from bascule.xa.two_phase import TransactionStatus
-from bascule.xa.xid import LOG_ID, MANAGER_NAME, RESOURCE_NAME, Xid, manager_of_gtrid, named
+from bascule.xa.xid import DECIDERS_MAX, LOG_ID, MANAGER_NAME, RESOURCE_NAME, Xid, manager_of_gtrid, named
 
 #: Default timeout of a transaction, in seconds: long enough for a person, short for a database that keeps locks.
 TIMEOUT_S = 60.0
@@ -185,6 +185,8 @@ class TransactionManager:
         if failures := "; ".join(self._failures.values()):
             raise Unavailable(f"manager {self.name} cannot begin a transaction: {failures}. Close the manager and open it again")
         deciders = [each.name for each in self._deciding if each.decides is not False]
+        if deciders and len(self._deciding) > DECIDERS_MAX:  # recovery looks for the code among the names of all of them
+            deciders = [each.name for each in self._deciding]
         environment = TransactionEnvironment(
             self.name,
             self.log,

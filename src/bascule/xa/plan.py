@@ -192,12 +192,14 @@ class _Planner:
             return Step(
                 Action(decision.outcome), resource, xid, f"the log says {decision.outcome}, by {decision.by}", decision.token(resource)
             )
-        if lacks_decider(xid.gtrid, self.view.deciders):  # an answer of the others proves nothing
+        left_s = (deadline_ms_of(xid.gtrid) - self.view.now_ms) / 1000
+        in_time = self.patient and left_s > 0 and PlanViolation.DEADLINE_IGNORED not in self.violations
+        # An answer of the others proves nothing. Before its deadline, a process that has another set of databases may still work on it.
+        if not in_time and lacks_decider(xid.gtrid, self.view.deciders):
             return Step(Action.WAIT, resource, xid, REMOVED_DECIDER)
         if self.view.silent and may_be_in_database(xid.gtrid):
             return Step(Action.WAIT, resource, xid, f"the decision may be in {', '.join(self.view.silent)}, which does not answer")
-        left_s = (deadline_ms_of(xid.gtrid) - self.view.now_ms) / 1000
-        if self.patient and left_s > 0 and PlanViolation.DEADLINE_IGNORED not in self.violations:
+        if in_time:
             return Step(Action.WAIT, resource, xid, f"no decision yet; the process of the transaction has {left_s:.0f} s left to decide")
         return Step(Action.ROLLBACK, resource, xid, "the log has no decision, so the transaction was not committed (presumed abort)")
 

@@ -181,7 +181,11 @@ class RecoveryProtocol:
         Raises XaError, Unavailable.
         """
         if may_be_in_database(decision.gtrid):
-            self._refuse_removed_decider(decision.gtrid)
+            if lacks_decider(decision.gtrid, self._names_of_deciders()):
+                # The log has a ROLLBACK only if all databases had answered, and a COMMIT only if no database decided.
+                if (stored := (await self._log.read()).decisions.get(decision.gtrid)) is not None:
+                    return stored
+                raise InvalidInput(REMOVED_DECIDER)
             deciders = self._deciders()
             for place, (_, decider) in enumerate(deciders):
                 if (stands := await decider.decide(decision)).outcome is not decision.outcome:

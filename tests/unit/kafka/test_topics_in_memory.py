@@ -243,3 +243,17 @@ def test_reason_for_impossible_transactions_is_found_in_transaction_state_topic(
         guard_transactions(SETTINGS)
     kafka.fail("list_topics", KafkaError.UNKNOWN)
     assert guard_transactions(SETTINGS) == []
+
+
+def test_change_without_an_answer_is_repeated(kafka: KafkaInMemory) -> None:
+    """Kafka may have carried it out: a topic that exists then was created by the first request."""
+    topics = Topics(SETTINGS)
+    kafka.create("t")
+    kafka.fail("create_topics", KafkaError._TIMED_OUT)
+    assert topics.create("t", 1, {})
+    kafka.fail("incremental_alter_configs", KafkaError._TIMED_OUT)
+    topics.set("t", {"retention.ms": "7"})
+    assert topics.config("t")["retention.ms"] == "7"
+    kafka.fail("delete_topics", KafkaError._TIMED_OUT)
+    topics.delete(["t"])
+    assert "t" not in kafka.topics

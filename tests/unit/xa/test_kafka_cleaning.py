@@ -106,6 +106,20 @@ def test_ends_of_a_topic_that_is_replaced_while_they_are_read_are_not_used(kafka
     assert AGES in run_blocking(resource._calls.table())
 
 
+def test_entry_in_the_form_of_another_version_is_measured_again(kafka: KafkaInMemory, resource: KafkaResource) -> None:
+    sent(resource, b"old")
+    resource.recover()
+    written = json.loads(run_blocking(resource._calls.table())[AGES].value)
+    foreign = json.dumps({**written, "ages": [[1.0, 2, [[0, 1]], [[0, 1]]]]}).encode()
+    kafka.put("xa.log", foreign, AGES)
+    assert resource.recover() == []
+    with later(resource, hours=25):
+        resource.recover()
+    with later(resource, hours=51):
+        resource.recover()
+    assert on_side(kafka) == set()
+
+
 def later(resource: KafkaResource, *, hours: int) -> AbstractContextManager[object]:
     """Advance the monotonic clock of a process."""
     return patch.object(resource._calls, "monotonic_s", lambda: elapsed_s() + hours * 3600.0)
