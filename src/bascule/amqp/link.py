@@ -151,6 +151,7 @@ class Link:
             return
         if state is LinkState.ATTACHED and self._early_flow is not None:
             self._take_credit(self._early_flow)
+        self._early_flow = None
 
     def _refuse_briefly(self, bare: Attach, fault: FrameTooSmall) -> None:
         """Refuse with null termini if the answer does not fit a frame of the peer; if these do not fit, end the session."""
@@ -206,7 +207,7 @@ class Link:
         """Handle the peer's link state."""
         state = self._move(LinkInput.RECV_FLOW)
         if state is LinkState.ATTACH_RECEIVED:
-            self._early_flow = flow
+            self._early_flow = dataclasses.replace(flow, properties=None)  # which may be as long as a frame
             self.drain = flow.drain
         elif state is LinkState.ATTACHED:
             self._take_credit(flow)

@@ -26,7 +26,9 @@ class Partial:
         """Start with the first frame."""
         self.delivery_id = delivery_id
         self.tag = tag
-        self.tail = tail
+        state = tail.state  # only its transaction matters, and a state may be as long as a frame
+        lean = TransactionalState(state.txn_id) if type(state) is TransactionalState else None
+        self.tail = tail._replace(state=lean)
         self.octets = BytesIO()
         self.size_bytes = 0
 

@@ -50,6 +50,7 @@ class FanOut:
             return self._put_in(message, queues, due_ms)
         for queue in queues:
             queue.entering += 1
+        deliveries.memory.entries += len(queues)  # for the places in the queues, and until then for the list of the queues
         self.waiting.append((message, queues, due_ms))
         if len(self.waiting) == 1:
             deliveries.turns.begin_decided(self._in_order())
@@ -86,7 +87,7 @@ class FanOut:
                         queue.delayed.put(message, due_ms)
                     else:
                         self._arrive(queue, message)
-                deliveries.memory.entries += len(there)
+                deliveries.memory.entries += len(there) - (len(some) if message.mid < 0 else 0)
                 if delayed:
                     holding += there
                 yield len(some) * FAN_OUT_STEPS
@@ -144,7 +145,10 @@ class FanOut:
 
     def _arrive(self, queue: BrokerQueue, message: BrokerMessage) -> None:
         """Make a message available to consumers, before messages with a later place that have arrived meanwhile."""
-        queue.put_back([message])
+        if message.position == self._deliveries.next_position - 1:
+            queue.add(message)  # no message has a later place, so no selector has been tested on one
+        else:
+            queue.put_back([message])
         if queue.starved:
             queue.feed()
         self._deliveries.dirty[queue] = None

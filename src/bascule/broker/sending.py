@@ -136,7 +136,7 @@ class Sending:
                     return None
             route = self.addresses.routes.get((address, routing)) or self.addresses.route(address, routing)
             stored = scan.durable and route.recorded
-            late = waits and transaction is None and not stored and self._deliveries.fan_out.crowded(route.queues)
+            late = waits and not stored and self._deliveries.fan_out.crowded(route.queues)
             if late or (route.limited and not self._make_room(route, address, duplicate_ids, waits=waits)):
                 return partial(
                     self.send, address, routing, body, scan, container, port, token, transaction, waits=True, duplicate_ids=duplicate_ids
@@ -210,7 +210,8 @@ class Sending:
                 if queue.dropping:
                     dropping = True  # the next turns make room
                 elif queue.entering and queue.volatile is not None and queue.full():
-                    dropping = True  # a message that enters in a later turn can be dropped then
+                    if waits:
+                        return False  # a message that enters in a later turn can be dropped then; the queues behind it are examined then
                 elif queue.full() and not self._known(address, duplicate_ids):
                     raise QueueFull(f"queue {queue.name!r} is full: {queue.held_messages} messages, {queue.held_bytes} bytes")
         return not (dropping and waits)

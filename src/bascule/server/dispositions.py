@@ -10,7 +10,7 @@ from bascule.amqp.link import Link
 from bascule.amqp.performatives import Accepted
 from bascule.amqp.session import Session
 from bascule.server.links import ConsumerLink
-from bascule.server.outcomes import OUTCOMES, Settle, accept, accept_in, return_failed, returns_messages
+from bascule.server.outcomes import OUTCOMES, Settle, accept, accept_in, bare_outcome, return_failed, returns_messages
 
 if TYPE_CHECKING:
     from bascule.broker.returns import RangeReturn
@@ -46,12 +46,13 @@ class Dispositions:
             for _, _, (consumer, message) in event.deliveries:
                 acknowledge(consumer, message)
             return
+        answer = None if event.settled else bare_outcome(state)
         for link, delivery_id, (consumer, message) in event.deliveries:
             if self._range is not None:
                 self._range.hold(consumer.queue)
             settle(engine, consumer, message, state)
             if not event.settled:
-                engine.journaling.tell(self._settled, event.session, link, delivery_id, event.state)
+                engine.journaling.tell(self._settled, event.session, link, delivery_id, answer)
         if self._range is not None and not event.more:
             self.end_range()
 

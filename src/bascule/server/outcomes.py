@@ -48,6 +48,16 @@ def return_failed(engine: Engine, consumer: QueueConsumer, message: BrokerMessag
     engine.give_back(consumer, message, failed=True)
 
 
+def bare_outcome(state: Any) -> Any:
+    """Return an outcome without the parts that the broker ignores.
+
+    It answers each delivery of a range in a frame of its own, and waits for the journal; a peer's outcome may be as long as a frame.
+    """
+    if type(state) is Modified:
+        return Modified(state.delivery_failed, state.undeliverable_here)
+    return Rejected() if type(state) is Rejected else state
+
+
 def returns_messages(settle: Settle, state: Any) -> bool:
     """Return True if messages go back to their queue with this outcome."""
     return settle in (_release, return_failed) or (settle is _modify and not state.undeliverable_here)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bascule.broker.fan_out import FAN_OUT_QUEUES, LANE_MAX
@@ -46,10 +48,10 @@ class Topic(Bench):
             self.broker.confirm(len(self.broker.in_flight))
         assert 0 < self.entered() < MANY
 
-    def send(self, content: str, *, to: str = "t") -> Retry | None:
+    def send(self, content: str, *, to: str = "t", transaction: Any = None) -> Retry | None:
         """Send a message that is not stored for a client, which waits if the broker says so."""
         body = message_bytes(content, durable=False)
-        return self.engine.send(to, Routing.MULTICAST, body, scan(body), "client", self.sender, content, waits=True)
+        return self.engine.send(to, Routing.MULTICAST, body, scan(body), "client", self.sender, content, transaction, waits=True)
 
     def turn(self) -> None:
         self.engine.turns.begin_turn()
@@ -218,7 +220,7 @@ def test_fault_in_the_first_piece_of_a_message_does_not_stop_later_messages(monk
         raise InjectedFault
 
     with monkeypatch.context() as patched:
-        patched.setattr(BrokerQueue, "put_back", fail)
+        patched.setattr(BrokerQueue, "add", fail)
         with pytest.raises(InjectedFault):
             topic.send("lost")
     assert {queue.entering for queue in topic.queues} == {0}
@@ -310,6 +312,29 @@ def test_delay_ends_in_many_queues_over_several_turns(durable: bool) -> None:
     topic.queues.remove(deleted)
     topic.acknowledge_all()
     assert (memory.messages, memory.entries, memory.bodies_bytes) == before
+
+
+def test_end_of_a_delay_visits_no_selector_of_a_queue_without_later_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(Policy(AddressPolicy(auto_delete=False)))
+    bench.put("late", delivery_delay_ms=1_000)
+    bench.put("early")
+    bench.broker.settle()
+    put_back = list[object]()
+    monkeypatch.setattr(BrokerQueue, "put_back", lambda _, messages: put_back.extend(messages))
+    bench.now_ms = START_MS + 1_001
+    bench.engine.tick()
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == ["early", "late"]
+    assert put_back == []
+
+
+def test_senders_of_transactions_wait_too_while_many_messages_enter_many_queues() -> None:
+    topic = Topic()
+    transaction = topic.engine.begin(b"1")
+    assert [topic.send(f"{number}", transaction=transaction) for number in range(LANE_MAX)] == [None] * LANE_MAX
+    topic.engine.commit(transaction, lambda *_: None)
+    assert len(topic.engine.deliveries.fan_out.waiting) == LANE_MAX
+    assert topic.send("late", transaction=topic.engine.begin(b"2")) is not None
 
 
 def test_messages_whose_delay_ends_stay_in_order_behind_one_for_many_queues() -> None:
