@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from bascule.broker.message import BrokerMessage
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.sender_line import SenderLine
 from bascule.broker.turns import Work
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class FanOut:
     def __init__(self, deliveries: Deliveries) -> None:
         self.waiting: deque[FannedOut] = deque()
         self.ended_delays: deque[tuple[BrokerMessage, list[BrokerQueue]]] = deque()  # messages whose delay ends, in order
+        self.line = SenderLine(deliveries.clock)  # the senders that wait until they may put a message into ``waiting``
         self._deliveries = deliveries
 
     def begin(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int) -> Work | None:
@@ -60,9 +62,22 @@ class FanOut:
         """Return True if a message that the journal does not store has not entered one of the queues yet."""
         return bool(self.waiting) and any(queue.entering for queue in queues)
 
-    def crowded(self, queues: Collection[BrokerQueue]) -> bool:
-        """Return True if the sender of a message that the journal does not store has to wait for a later turn."""
-        return len(self.waiting) >= LANE_MAX and (len(queues) > FAN_OUT_QUEUES or self.meets(queues))
+    def admits(self, queues: Collection[BrokerQueue], number: int) -> bool:
+        """Return False if the sender of a message that the journal does not store has to wait for a later turn: see ``line``.
+
+        ``number`` is the number of the sender in the line, 0 if it does not wait yet.
+        """
+        if (not self.waiting and not len(self.line)) or not self.orders(queues):
+            return True
+        return len(self.waiting) < LANE_MAX and self.line.first(number)
+
+    def wait(self, queues: Collection[BrokerQueue], number: int) -> int:
+        """Let a sender wait for a later turn. Return its number in the line; 0 if its message depends on no other one."""
+        return self.line.wait(number) if number or self.orders(queues) else 0
+
+    def orders(self, queues: Collection[BrokerQueue]) -> bool:
+        """Return True if a message that the journal does not store has to enter its queues in the order of ``waiting``."""
+        return len(queues) > FAN_OUT_QUEUES or self.meets(queues)
 
     def _in_order(self) -> Work:
         while self.waiting:

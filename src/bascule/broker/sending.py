@@ -114,16 +114,17 @@ class Sending:
     def send(
         self, address: str, routing: Routing, body: bytes, scan: Scan, container: str, port: SendPort, token: Any,
         transaction: LocalTransaction | None = None, *, waits: bool = False, duplicate_ids: tuple[bytes, ...] | None = None,
-        user: str = "",
+        user: str = "", number: int = 0,
     ) -> Retry | None:  # fmt: skip
         """Accept or refuse a message, and answer ``port``: once the message is stored, or at once in a transaction.
 
         If a queue has to drop more messages than one turn has time for, or the message has to wait for others that enter many queues, and
         the caller ``waits``, return a function to call in the next turn; else None. The message of a caller that does not wait goes in at
-        once, and the queue makes room for it later.
-        ``duplicate_ids`` are the ids that an earlier try has found, since the search in a large body takes long. ``user`` is the login of
-        the sender, "" without one: only the user that has sent a message repeats it.
+        once, and the queue makes room for it later. ``duplicate_ids`` are the ids that an earlier try has found, since the search in a
+        large body takes long. ``user`` is the login of the sender, "" without one: only the user that has sent a message repeats it.
+        ``number`` is the number of the sender among those that wait for other messages, 0 if it has not waited yet.
         """
+        fan_out = self._deliveries.fan_out
         try:
             if routing is Routing.ANYCAST and address not in self.addresses.anycast:
                 self._destinations.queue(address)
@@ -132,18 +133,22 @@ class Sending:
             if (self.stalled is not None or self.memory.blocked) and not self._known(address, duplicate_ids):
                 refusal = self._refusal(scan.durable, transaction)
                 if refusal is not None:
-                    self.refuse(port, token, refusal, transaction)
+                    self._refuse_waiting(number, port, token, refusal, transaction)
                     return None
             route = self.addresses.routes.get((address, routing)) or self.addresses.route(address, routing)
             stored = scan.durable and route.recorded
-            late = waits and not stored and self._deliveries.fan_out.crowded(route.queues)
+            late = waits and not stored and not fan_out.admits(route.queues, number)
             if late or (route.limited and not self._make_room(route, address, duplicate_ids, waits=waits)):
+                number = 0 if stored else fan_out.wait(route.queues, number)
                 return partial(
-                    self.send, address, routing, body, scan, container, port, token, transaction, waits=True, duplicate_ids=duplicate_ids
-                )
+                    self.send, address, routing, body, scan, container, port, token, transaction, waits=True, duplicate_ids=duplicate_ids,
+                    number=number,
+                )  # fmt: skip
         except BasculeError as error:
-            self.refuse(port, token, error, transaction)
+            self._refuse_waiting(number, port, token, error, transaction)
             return None
+        if number:
+            fan_out.line.leave(number)
         self.counters.messages_in += 1
         now_ms = self.clock()
         expiry_ms = scan.absolute_expiry_ms or (now_ms + scan.ttl_ms if scan.ttl_ms else 0)
@@ -153,11 +158,7 @@ class Sending:
         due_ms = scan.delivery_time_ms or (now_ms + scan.delivery_delay_ms if scan.delivery_delay_ms else 0)
         draft = _new(Draft, (message, address, routing, body, scan.durable, container, duplicate_ids, due_ms))
         if transaction is not None:
-            refusal = self.transactions.gather(transaction, draft, route)
-            if refusal is None:
-                port.accepted(token)
-            else:
-                self.refuse(port, token, refusal, transaction)
+            self._gather(transaction, draft, route, port, token)
             return None
         # Making room may have changed the queues of the address.
         queues = self.decide(draft, now_ms, None if route.limited else route)
@@ -170,6 +171,21 @@ class Sending:
         if self.journaling.batch.size_bytes > RECORD_BYTES_SOFT:
             self.journaling.close_if_full()
         return None
+
+    def _gather(self, transaction: LocalTransaction, draft: Draft, route: Route, port: SendPort, token: Any) -> None:
+        """Keep a message for the commit of its transaction, and answer."""
+        refusal = self.transactions.gather(transaction, draft, route)
+        if refusal is None:
+            port.accepted(token)
+        else:
+            self.refuse(port, token, refusal, transaction)
+
+    def _refuse_waiting(
+        self, number: int, port: SendPort, token: Any, error: BasculeError, transaction: LocalTransaction | None
+    ) -> None:  # fmt: skip
+        """Refuse a message whose sender may wait in the line: see ``send``."""
+        self._deliveries.fan_out.line.leave(number)
+        self.refuse(port, token, error, transaction)
 
     def refuse(self, port: SendPort, token: Any, error: BasculeError, transaction: LocalTransaction | None) -> None:
         """Report that a message is not accepted. Its transaction, if any, can only be rolled back from then on."""
