@@ -1,8 +1,8 @@
 """Actions of an administrator on a queue: purge, move, return dead letters, delete.
 
 Long actions are generators. Each step is complete in itself (a message is in one queue or in the other, in memory and in the journal),
-takes little time, and yields the progress of the action. The shell serves clients between the steps. Messages that arrive after an action
-began are left alone.
+takes little time, and yields the progress of the action. The shell serves clients between the steps. Messages that arrive, or whose delay
+ends, after an action began are left alone.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def _chosen_steps(engine: Engine, queue: BrokerQueue, chosen: tuple[ChosenMessag
 
 def _matching_steps(engine: Engine, queue: BrokerQueue, selector: Selector | None, act: _Act) -> Iterator[Progress]:
     progress = Progress()
-    end = engine.next_position
+    end, leaving = engine.next_position, queue.delayed.leaving
     step_messages = STEP_MESSAGES
     if selector is not None:
         step_messages = max(1, min(STEP_MESSAGES, TURN_STEPS // (EVALUATION_STEPS + selector.steps)))
@@ -265,7 +265,7 @@ def _matching_steps(engine: Engine, queue: BrokerQueue, selector: Selector | Non
             size_bytes, steps = 0, Allowance()
             for message in waiting:
                 place = place_of(message)
-                if message.position >= end:
+                if message.position >= end and message is not leaving:
                     continue  # it arrived after the action began
                 if selector is None or engine.matches(selector, message, steps):
                     size_bytes += message.size_bytes

@@ -10,7 +10,7 @@ delivery modes, but each has its place in each queue.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -90,14 +90,16 @@ class FanOut:
         deliveries = self._deliveries
         delayed = due_ms > deliveries.clock()
         places, holding = iter(queues), list[BrokerQueue]()
+        there, reached = list[BrokerQueue](), 0
         try:
             while some := [*islice(places, FAN_OUT_QUEUES)]:
                 if message.mid < 0:
                     for queue in some:
                         queue.entering -= 1
-                there = [queue for queue in some if not queue.deleted]
+                there, reached = [queue for queue in some if not queue.deleted], 0
                 for queue in there:
                     queue.hold(message, expected=True)
+                    reached += 1
                     if delayed:
                         queue.delayed.put(message, due_ms)
                     else:
@@ -108,12 +110,22 @@ class FanOut:
                 yield len(some) * FAN_OUT_STEPS
         except Exception:
             if message.mid < 0:
-                for queue in places:  # no later message may wait for this one
-                    queue.entering -= 1
+                deliveries.memory.entries += reached - len(some)
+                self._give_up(message, there[reached:], places)
             raise
         if holding:
             message.keep_timer(deliveries.schedule.cancellable(due_ms, deliveries.arrive, message, holding))
         deliveries.release(message)
+
+    def _give_up(self, message: BrokerMessage, now: list[BrokerQueue], later: Iterator[BrokerQueue]) -> None:
+        """Forget the places of a message in the queues of the failed slice, ``now``, and of later ones, which it does not reach."""
+        for queue in later:  # no later message may wait for this one
+            queue.entering -= 1
+            self._deliveries.memory.entries -= 1
+            now.append(queue)
+        for queue in now:
+            queue.unexpect(message)
+        self._deliveries.release(message)
 
     def end_delay(self, message: BrokerMessage, queues: list[BrokerQueue]) -> None:
         """End the delay of a message in very many queues, or behind such a message."""
@@ -134,17 +146,17 @@ class FanOut:
         """End the delay of a message. Yields steps.
 
         Each queue knows a delayed message by its place. So the message gets its place among the others when it has left the delayed ones of
-        all its queues; meanwhile the queues hold it, and do not deliver it.
+        all its queues. Meanwhile the queues do not deliver it, but an administrator finds it: see Delayed.leaving.
         """
         deliveries = self._deliveries
         pieces = [queues[first : first + FAN_OUT_QUEUES] for first in range(0, len(queues), FAN_OUT_QUEUES)]
         for number, some in enumerate(pieces):
-            pieces[number] = [queue for queue in some if queue.delayed.remove(message)]
+            pieces[number] = [queue for queue in some if queue.delayed.let_leave(message)]
             yield len(some) * FAN_OUT_STEPS
         message.position = deliveries.next_position
         deliveries.next_position += 1
         for some in pieces:
-            self.arrive_late(message, some)
+            self.arrive_late(message, [queue for queue in some if queue.delayed.leaving is message and queue.delayed.remove(message)])
             yield len(some) * FAN_OUT_STEPS
         deliveries.release(message)
 
@@ -164,6 +176,7 @@ class FanOut:
             queue.add(message)  # no message has a later place, so no selector has been tested on one
         else:
             queue.put_back([message])
+            self._deliveries.turns.left -= queue.ready.take_steps
         if queue.starved:
             queue.feed()
         self._deliveries.dirty[queue] = None

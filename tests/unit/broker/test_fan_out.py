@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
-from bascule.broker.fan_out import FAN_OUT_QUEUES, LANE_MAX
+from bascule.broker import administration
+from bascule.broker.fan_out import FAN_OUT_QUEUES, FAN_OUT_STEPS, LANE_MAX
+from bascule.broker.order import FRONT, place_of
 from bascule.broker.planned_sends import PIECE_PLACES
 from bascule.broker.policy import DROP, AddressPolicy, Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.turns import Retry
 from bascule.core.destination import Routing
 from bascule.jms.sections import scan
+from bascule.jms.selector import compile_selector
 from bascule.testing.broker import message_bytes
 from tests.support.faults import InjectedFault
 from tests.unit.broker.conftest import START_MS, Bench
@@ -215,6 +218,8 @@ def test_caller_that_waits_for_a_full_queue_goes_on_when_a_delay_ends() -> None:
 @pytest.mark.interpreted
 def test_fault_in_the_first_piece_of_a_message_does_not_stop_later_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     topic = Topic()
+    memory = topic.engine.memory
+    before = (memory.messages, memory.entries)
 
     def fail(*_: object) -> None:
         raise InjectedFault
@@ -223,7 +228,9 @@ def test_fault_in_the_first_piece_of_a_message_does_not_stop_later_messages(monk
         patched.setattr(BrokerQueue, "add", fail)
         with pytest.raises(InjectedFault):
             topic.send("lost")
-    assert {queue.entering for queue in topic.queues} == {0}
+    assert {(queue.entering, queue.incoming, queue.incoming_bytes) for queue in topic.queues} == {(0, 0, 0)}
+    assert topic.entered() == 1
+    assert (memory.messages, memory.entries) == (before[0] + 1, before[1] + 1)
     topic.put("next", to="t", durable=False)
     topic.broker.settle()
     assert [contents(topic, queue) for queue in topic.queues] == [["next"]] * MANY
@@ -366,6 +373,99 @@ def test_body_of_message_that_is_deleted_with_its_queues_while_its_delay_ends_is
     assert topic.engine.memory.messages == 1
     topic.broker.settle()
     assert (topic.engine.memory.messages, topic.engine.memory.entries) == (0, 0)
+
+
+def between_the_passes(topic: Topic) -> None:
+    """Let the delay of a message end, and stop when it has left the delayed messages of all queues."""
+    topic.put("x", to="t", delivery_delay_ms=1_000)
+    topic.broker.settle()
+    topic.now_ms = START_MS + 1_001
+    topic.engine.turns.begin_turn()
+    topic.engine.tick()
+    while any(queue.delayed.count for queue in topic.queues):
+        topic.engine.turns.begin_turn()
+        topic.engine.turns.go_on()
+    assert topic.last.waiting() == []
+
+
+def test_purge_and_move_find_a_message_whose_delay_ends_over_several_turns() -> None:
+    topic = Topic()
+    between_the_passes(topic)
+    purged, moved = topic.queues[-1], topic.queues[-2]
+    assert (purged.delivering_count, len(purged.delayed)) == (0, 1)
+    assert [progress.done for progress in administration.purge(topic.engine, purged)][-1] == 1
+    assert [progress.done for progress in administration.move(topic.engine, moved, "q")][-1] == 1
+    topic.broker.settle()
+    assert [(queue.held_messages, queue.waiting_count) for queue in (purged, moved)] == [(0, 0), (0, 0)]
+    assert topic.waiting(topic.queue()) == ["x"]
+    assert {tuple(contents(topic, queue)) for queue in topic.queues[:-2]} == {("x",)}
+    assert topic.engine.memory.entries == MANY - 1
+
+
+def test_purge_finds_a_message_whose_delay_ends_in_all_queues_meanwhile() -> None:
+    topic = Topic()
+    both = topic.subscription("both", "#")
+    topic.put("x", to="t", delivery_delay_ms=1_000)
+    topic.fill(*range(administration.STEP_MESSAGES + 1), to="t.other")
+    topic.now_ms = START_MS + 1_001
+    topic.engine.turns.begin_turn()
+    topic.engine.tick()
+    topic.engine.turns.steps = 1  # a piece in each turn
+    while both.delayed.count:
+        topic.engine.turns.begin_turn()
+        topic.engine.turns.go_on()
+    topic.engine.turns.steps = 1_000
+    purge = administration.purge(topic.engine, both)
+    assert next(purge).done == administration.STEP_MESSAGES
+    topic.broker.settle()
+    assert contents(topic, both) == [str(administration.STEP_MESSAGES), "x"]
+    assert [progress.done for progress in purge][-1] == administration.STEP_MESSAGES + 2
+    assert both.held_messages == 0
+
+
+def test_browse_shows_a_message_whose_delay_ends_over_several_turns() -> None:
+    topic = Topic()
+    between_the_passes(topic)
+    (message,) = topic.last.delayed.after(FRONT, 10)
+    assert topic.content(message) == "x"
+    assert topic.last.delayed.after(place_of(message), 10) == []
+
+
+@pytest.mark.parametrize("priority", [0, 4, 9])
+def test_message_whose_delay_ends_is_listed_at_its_place(priority: int) -> None:
+    bench = Bench(Policy(AddressPolicy()))
+    for number, level in enumerate((4, 4, 9, 0, 4)):
+        bench.put(number, delivery_delay_ms=1_000, priority=level)
+    bench.put("leaves", delivery_delay_ms=1_000, priority=priority)
+    bench.broker.settle()
+    delayed = bench.queue().delayed
+    before = list(delayed)
+    assert delayed.let_leave(next(message for message in before if bench.content(message) == "leaves"))
+    listed, place = list[Any](), FRONT
+    while found := delayed.after(place, 1):
+        listed += found
+        place = place_of(found[0])
+    assert listed == before
+    assert (len(delayed), sorted(map(id, delayed))) == (6, sorted(map(id, before)))
+
+
+def test_a_place_before_later_messages_costs_the_steps_of_the_selectors() -> None:
+    topic = Topic()
+    both = topic.subscription("both", "#")
+    for number in range(200):
+        topic.broker.attach(both, 0, selector=compile_selector(f"a = {number}"))
+    topic.put("first", to="t", durable=False)
+    topic.put("later", to="t.other")
+    topic.engine.journaling.flush()
+    topic.engine.turns.begin_turn()
+    topic.broker.confirm(len(topic.broker.in_flight))
+    assert contents(topic, both) == ["later"]
+    turns = topic.engine.turns
+    turns.left = before = turns.steps = 10**6
+    turns.go_on()
+    assert contents(topic, both) == ["first", "later"]
+    assert both.ready.take_steps > 0
+    assert before - turns.left == FAN_OUT_STEPS * (MANY + 1 - FAN_OUT_QUEUES) + both.ready.take_steps
 
 
 def test_deleted_queue_gets_no_message_of_a_later_slice() -> None:
