@@ -22,6 +22,7 @@ from tests.support.hostile import (
     DISCHARGE,
     DISPOSITION,
     END,
+    ERROR,
     FALSE,
     FLOW,
     LIST0,
@@ -29,6 +30,7 @@ from tests.support.hostile import (
     NULL,
     OPEN,
     PROPERTIES,
+    REJECTED,
     RELEASED,
     SASL_HEADER,
     SOURCE,
@@ -41,6 +43,7 @@ from tests.support.hostile import (
     Hostile,
     array,
     binary,
+    compound,
     described,
     frame,
     listed,
@@ -61,6 +64,8 @@ ANSWER_S: Final = 5.0
 #: Frames of a random conversation.
 FRAMES: Final = 60
 PIECE_BYTES: Final = 60_000
+#: A map of 8 KB that needs half a megabyte when it is decoded: a list of 8,000 empty lists.
+EMPTY_LISTS: Final = mapped(symbol(b"x-opt-long"), compound(0xD0, [LIST0] * 8_000))
 #: The channel of the sessions of ``handled``.
 PAUSES: Final = 300
 #: Transfers that fit into the window of a session.
@@ -260,14 +265,44 @@ async def conversation(peer: Peer) -> None:
         await peer.say(hostile.frame())
 
 
+def refusal(more: bytes) -> bytes:
+    """Return a state that refuses a message, with more information."""
+    return described(REJECTED, listed(described(ERROR, listed(symbol(b"x"), NULL, more))))
+
+
 async def ranges(peer: Peer) -> None:
-    """Settle ranges of any width, again and again, with messages and without."""
+    """Settle ranges of any width, again and again, with messages and without; some with long states that the broker has to answer."""
     await begun(peer)
     await in_rounds(peer, grant(1, 2000), *(transfer(peer, 0, described(VALUE, string(b"x"))) for _ in range(1000)))
-    states = described(ACCEPTED, LIST0), described(RELEASED, LIST0), described(MODIFIED, listed(TRUE, FALSE))
+    states = (
+        described(ACCEPTED, LIST0), described(RELEASED, LIST0), described(MODIFIED, listed(TRUE, FALSE)),
+        described(MODIFIED, listed(TRUE, FALSE, EMPTY_LISTS)), refusal(EMPTY_LISTS),
+    )  # fmt: skip
     for _ in range(300):
         first, last = peer.random.choice(UINTS), peer.random.choice(UINTS)
-        await peer.say(performative(DISPOSITION, TRUE, uint(first), uint(last), TRUE, peer.random.choice(states)))
+        settled = peer.random.choice((TRUE, FALSE))
+        await peer.say(performative(DISPOSITION, TRUE, uint(first), uint(last), settled, peer.random.choice(states)))
+
+
+async def long_states(peer: Peer) -> None:
+    """Send flows with attaches, and states of transfers that never end, each as long as a frame."""
+    await begun(peer)
+    long = peer.random.choice((EMPTY_LISTS, mapped(symbol(b"x-opt-long"), string(b"x" * PIECE_BYTES))))
+    window = uint(0), uint(1 << 30), uint(0), uint(1 << 30)
+    for handle in range(10, 60):
+        await peer.say(from_address(handle, b"n1"), performative(FLOW, *window, uint(handle), uint(0), uint(0), NULL, FALSE, FALSE, long))
+    await peer.say(*(to_queue(handle, b"n1") for handle in range(60, 110)))
+    await in_rounds(peer, *(transfer(peer, handle, b"", state=refusal(long), more=True) for handle in range(60, 110)))
+
+
+async def unanswered_detaches(peer: Peer) -> None:
+    """Attach links that the broker refuses, with long names, and do not answer the detaches."""
+    await begun(peer)
+    for handle in range(10, 1000):
+        name = "\U0001f600".encode() * 900 + b"%d" % handle
+        source = described(SOURCE, listed(string(b"$management")))
+        await peer.say(performative(ATTACH, string(name), uint(handle), TRUE, NULL, NULL, source, described(TARGET, listed())))
+    await handled(peer)
 
 
 async def huge_fields(peer: Peer) -> None:
@@ -398,6 +433,8 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     for each in (
         conversation,
         ranges,
+        long_states,
+        unanswered_detaches,
         huge_fields,
         selectors,
         patterns,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from sys import getsizeof
 from typing import TYPE_CHECKING, Final
 
 from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
@@ -36,6 +37,8 @@ DROP_STEPS: Final = 1_000
 CONNECTION_BYTES: Final = 24 << 10
 SESSION_BYTES: Final = 4 << 10
 LINK_BYTES: Final = 4 << 10
+#: Links that the broker has ended and that are looked at in one step.
+ENDED_PER_STEP: Final = 2
 #: Share of the limit for incomplete messages, and share for output that clients do not read.
 PARTIAL_SHARE: Final = 0.125
 BUFFERS_SHARE: Final = 0.125
@@ -157,6 +160,9 @@ class MemoryWatch:
             if connection.client.lost:
                 continue  # since the work began
             held_bytes += _held_bytes(connection)
+            if ended_bytes := _ended_bytes(connection):
+                held_bytes += ended_bytes
+                yield ended_bytes // LINK_BYTES // ENDED_PER_STEP
             if unread_bytes := connection.unread_bytes:
                 buffers_bytes += unread_bytes
                 unsent_bytes = connection.unsent_bytes
@@ -225,3 +231,11 @@ def _held_bytes(connection: ClientConnection) -> int:
     links = connection.client.links
     links_bytes = LINK_BYTES * len(links) + links.names_bytes + links.attach_bytes
     return CONNECTION_BYTES + len(amqp.buffer.kept) + SESSION_BYTES * len(amqp.sessions) + links_bytes
+
+
+def _ended_bytes(connection: ClientConnection) -> int:
+    """Return the memory of the links that the broker has refused or ended, and whose client has not answered the detach."""
+    links, sessions = connection.client.links, connection.amqp.sessions.values()
+    if sum(len(session.links) for session in sessions) <= len(links):
+        return 0
+    return sum(LINK_BYTES + getsizeof(link.name) for session in sessions for link in session.links.values() if link not in links)
