@@ -26,7 +26,7 @@ from bascule.tracing.provider import process_tracing
 from bascule.writer.claims import Claim
 from bascule.writer.errors import Unwritable, WriteDenied
 from bascule.writer.incarnation import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from bascule.writer.lineage import SeenRecord
+from bascule.writer.lineage import READ_ANYWHERE, SeenRecord
 from bascule.writer.position import UNKNOWN_EPOCH, Position, PositionLost
 
 if TYPE_CHECKING:
@@ -83,6 +83,10 @@ class Targets:
             self._there.add(topic)
         self._topics.check_writable(topic)
         self._in_use.add(topic)
+
+    def id_of(self, topic: str) -> str:
+        """Return the id of a topic, "" if there is none. Raises Unavailable."""
+        return self._topics.ids([topic]).get(topic, "")
 
     def look_again(self) -> None:
         """Check each topic again at its next use."""
@@ -190,8 +194,15 @@ class Carrier:
     A context manager: when the block ends with an error, it leaves no transaction open.
     """
 
-    def __init__(self, pipelines: PipelinesSpec, claim: Claim, position: Position, state: Callable[[], dict[str, Any]] = dict) -> None:
-        """Begin at ``position``. ``state`` returns the position's other fields (the fence of the journal) as of the last record taken."""
+    def __init__(
+        self, pipelines: PipelinesSpec, claim: Claim, position: Position, state: Callable[[], dict[str, Any]] = dict, *,
+        unseen: bool = False,
+    ) -> None:  # fmt: skip
+        """Begin at ``position``. ``state`` returns the position's other fields (the fence of the journal) as of the last record taken.
+
+        ``unseen``: the reader of the source, which is Spark's, does not say which topic and which leader it reads. Then Kafka is asked
+        before each transaction.
+        """
         crash.point("task.begin")
         self._state = state
         self._limits: TransactionLimits = pipelines.limits
@@ -211,6 +222,7 @@ class Carrier:
         self._begun_epoch = position.leader_epoch
         if self._begun_epoch == UNKNOWN_EPOCH:
             self._begun_epoch = self._lineage.leader_epoch()
+        self._unseen = unseen
         self._reached = self.position.offset
         self._last: SeenRecord | None = None
         self.written = 0
@@ -290,7 +302,8 @@ class Carrier:
         if self._last is None or self._reached == self.position.offset:
             return
         # Most often the leader is the same, and is asked while Kafka stores the records and the position.
-        after = replace(self.position, offset=self._reached, leader_epoch=self._begun_epoch, **self._state())
+        leader_epoch = self._checked(self._last) if self._unseen else self._begun_epoch
+        after = replace(self.position, offset=self._reached, leader_epoch=leader_epoch, **self._state())
         doubts = 0
         while True:
             try:
@@ -327,11 +340,21 @@ class Carrier:
 
         Raises Unavailable if the source now has other records, if no leader answers, or after too many doubts.
         """
-        leader_epoch = self._lineage.check_read(self._begun_epoch, last, self._reached)
+        leader_epoch = self._checked(last) if self._unseen else self._lineage.check_read(self._begun_epoch, last, self._reached)
         if doubts >= DOUBTS_MAX:
             raise Unavailable(f"{self.position.topic}-{self.position.partition}: no leader has confirmed the records in {doubts} attempts")
         time.sleep(min(FIRST_PAUSE_S * 2 ** (doubts - 1), LONGEST_PAUSE_S))
         return leader_epoch
+
+    def _checked(self, last: SeenRecord) -> int:
+        """Return the epoch of the leader of the topic that the position names, if it has the records that were read.
+
+        Raises Unavailable if the topic was recreated, or if the leader has other records.
+        """
+        at = self.position
+        if at.topic_id and self._targets.id_of(at.topic) != at.topic_id:
+            raise Unavailable(f"topic {at.topic!r} is not the one with the id {at.topic_id}: it was deleted or recreated")
+        return self._lineage.check_read(READ_ANYWHERE, last, self._reached)
 
     def pass_over(self, end: int) -> None:
         """Move the position to the end of its source, past transaction markers and aborted records.

@@ -172,7 +172,7 @@ class DivertTask:
         transformed = partial(transformed_of, made, self.failed) if any(divert.transformed for divert in self.diverts) else None
         records = made_bytes = 0
         rows = _RowPlaces(made)
-        with Carrier(self.pipelines, self.claim, position, reader.state) as carrier:
+        with Carrier(self.pipelines, self.claim, position, reader.state, unseen=True) as carrier:
             for batch in batches:
                 if transformed is not None:
                     batch, added_bytes = _split(batch, made)

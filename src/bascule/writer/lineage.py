@@ -22,6 +22,10 @@ STALE_TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 0.2
 
 
+#: In place of the leader epoch of a reader that may have read from any leader.
+READ_ANYWHERE: Final = -2
+
+
 class LineageViolation(enum.StrEnum):
     """Rules of the lineage that a test may break."""
 
@@ -104,9 +108,9 @@ async def check_read(
 ) -> int:
     """Return a leader epoch in which the log has the records that were read up to ``offset``. ``last`` is the last of them.
 
-    All records before were read in ``leader_epoch``. If the leader is the same, nothing was lost since. Otherwise the current leader must
-    have the last record, because a log with this record has all records before it. Raises Unavailable if the leader has another record,
-    which must be read instead.
+    All records before were read in ``leader_epoch``, or from any leaders if it is READ_ANYWHERE. If the leader is the same, nothing was
+    lost since. Otherwise the current leader must have the last record, because a log with this record has all records before it. Raises
+    Unavailable if the leader has another record, which must be read instead.
     """
     until_s = effects.now_s() + timeout_s
     end = await effects.end()

@@ -26,7 +26,7 @@ from bascule.pipelines.timestamps import Timestamps
 from bascule.writer.claims import Claim
 from bascule.writer.errors import Unwritable, WriteDenied
 from bascule.writer.incarnation import FIRST_PAUSE_S
-from bascule.writer.lineage import SeenRecord
+from bascule.writer.lineage import READ_ANYWHERE, SeenRecord
 from bascule.writer.position import Position, PositionLost
 from tests.support.journal import text_message
 
@@ -36,8 +36,13 @@ START = Position("journal", "id", 0, 0, epoch=-1, sequence=0)
 class Cluster:
     """The topics of a Kafka that allows nobody to write to the topic "closed"."""
 
+    journal_id = "id"
+
     def partitions(self) -> dict[str, int]:
         return dict.fromkeys(("dead", "open", "closed"), 1)
+
+    def ids(self, topics: Sequence[str]) -> dict[str, str]:
+        return {topic: self.journal_id for topic in topics if self.journal_id}
 
     def config(self, topic: str) -> dict[str, str]:
         raise Unavailable(f"topic {topic!r} cannot be described")
@@ -81,7 +86,7 @@ class Lineage:
     """A lineage whose leader never changes."""
 
     def check_read(self, leader_epoch: int, *_: object) -> int:
-        return leader_epoch
+        return START.leader_epoch if leader_epoch == READ_ANYWHERE else leader_epoch
 
     def leader_epoch(self) -> int:
         return START.leader_epoch
@@ -104,8 +109,46 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Writer:
     return writer
 
 
-def carrier() -> Carrier:
-    return Carrier(PipelinesSpec("bridge", {}, target_partitions=0), Claim("diverts/journal/0", "journal", "id", 0, "me"), START)
+def carrier(*, unseen: bool = False) -> Carrier:
+    claim = Claim("diverts/journal/0", "journal", "id", 0, "me")
+    return Carrier(PipelinesSpec("bridge", {}, target_partitions=0), claim, START, unseen=unseen)
+
+
+class OtherRecords(Lineage):
+    """The lineage of a leader that has other records than those that a former leader returned, in the epoch of the position."""
+
+    def check_read(self, leader_epoch: int, *_: object) -> int:
+        if leader_epoch == READ_ANYWHERE:
+            raise Unavailable("the record at offset 0 has changed")
+        return leader_epoch
+
+
+def commit_one(carrier: Carrier) -> None:
+    with carrier:
+        carrier.add(Output("open", b"", b"x", []), lambda error: pytest.fail(str(error)))
+        carrier.reach(SeenRecord(0, b"d", b"x"))
+        carrier.commit()
+
+
+def test_first_records_that_spark_has_read_from_a_former_leader_are_not_written(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carry, "lineage_of", lambda *_: OtherRecords())
+    with pytest.raises(Unavailable, match="has changed"):
+        commit_one(carrier(unseen=True))
+    assert writer.topics == []
+    commit_one(carrier())  # whose reader knows its leader
+    assert writer.topics == ["open"]
+
+
+@pytest.mark.parametrize("journal_id", ["another", ""])
+def test_records_that_spark_has_read_from_a_recreated_topic_are_not_written(
+    writer: Writer, journal_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_one(carrier(unseen=True))
+    assert writer.topics == ["open"]
+    monkeypatch.setattr(Cluster, "journal_id", journal_id)
+    with pytest.raises(Unavailable, match="recreated"):
+        commit_one(carrier(unseen=True))
+    assert writer.topics == ["open"]
 
 
 class MovedLeader(Lineage):

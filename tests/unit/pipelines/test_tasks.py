@@ -54,8 +54,9 @@ class Idle:
     written = 0
     spans = None
 
-    def __init__(self, *_: object) -> None:
-        """Ignore the position."""
+    def __init__(self, *_: object, unseen: bool) -> None:
+        """Ignore the position. The rows are those of Spark's consumer, which does not say from which leader it reads."""
+        assert unseen
 
     def __enter__(self) -> Idle:
         return self

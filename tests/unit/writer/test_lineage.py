@@ -8,7 +8,7 @@ import pytest
 
 from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
-from bascule.writer.lineage import LineageViolation, LogEnd, SeenRecord, check_read, check_tail, still_leads
+from bascule.writer.lineage import READ_ANYWHERE, LineageViolation, LogEnd, SeenRecord, check_read, check_tail, still_leads
 from bascule.writer.position import UNKNOWN_EPOCH, PositionLost
 
 LAST = SeenRecord(9, b"k", b"v", 1)
@@ -58,6 +58,15 @@ def test_same_leader_epoch_needs_no_further_query() -> None:
     assert (tail(partition), read(partition)) == (4, 4)
     assert partition.asked == []
     assert partition.time_s == 0
+
+
+@pytest.mark.parametrize("end", [LogEnd(10, 0), LogEnd(99, 4)])
+def test_records_that_any_leader_may_have_returned_are_compared_in_each_epoch(end: LogEnd) -> None:
+    partition = Partition([LogEnd(5, 4), end])
+    assert read(partition, READ_ANYWHERE) == end.leader_epoch
+    assert partition.asked == [f"record {LAST.offset}"]
+    with pytest.raises(Unavailable, match="has changed"):
+        read(Partition([end], same=False), READ_ANYWHERE)
 
 
 @pytest.mark.parametrize("end", [5, 10, 99])
