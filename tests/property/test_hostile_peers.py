@@ -31,6 +31,8 @@ from tests.unit.server.served import Client, Served, Wire
 
 SEEDS_OF_ONE_TEST = 13
 SEEDS_LEFT = 8
+SEEDS_LATE = 5
+WAITING = 500
 FRAMES = 40
 LONG_AFTER_MS = 10**13
 
@@ -63,8 +65,13 @@ def complaints() -> Iterator[list[str]]:
 class Peer:
     """A hostile peer that begins a new session after its last one has ended."""
 
-    def __init__(self, served: Served, seed: int, cost_s_max: float = COST_S_MAX, mechanism: bytes = b"ANONYMOUS") -> None:
+    def __init__(
+        self, served: Served, seed: int, cost_s_max: float = COST_S_MAX, mechanism: bytes = b"ANONYMOUS", stored_every: int = 1
+    ) -> None:  # fmt: skip
+        """Connect. The journal stores records only after each ``stored_every`` inputs."""
         self.served = served
+        self.stored_every = stored_every
+        self.inputs = 0
         self.cost_s_max = cost_s_max
         self.hostile = Hostile(seed, mechanism)
         self.wire = Wire()
@@ -91,7 +98,8 @@ class Peer:
         self.connection.data_received(data)
         while self.connection.behind:
             self.connection.handle_some()
-        self.served.broker.settle()
+        self.inputs += 1
+        (self.served.broker.flush if self.inputs % self.stored_every else self.served.broker.settle)()
         self.served.send_output()
         assert time.process_time() - began_s < self.cost_s_max, f"{len(data)} bytes: {data[:60].hex()}"  # answers included
         self.check_frames()
@@ -157,7 +165,7 @@ def deliver(broker: BrokerInMemory, now_ms: int) -> None:
         client.run()
 
 
-def work(seed: int) -> None:
+def work(seed: int, stored_every: int = 1) -> None:
     clock = [1_000]
     broker = BrokerInMemory(clock=lambda: clock[0])
     served = Served(broker)
@@ -166,8 +174,10 @@ def work(seed: int) -> None:
         with complaints() as found:
             canary = Client(served, "canary")
             link = canary.consumer("canary", 10)
-            peer = Peer(served, seed)
+            served.fill("n1", WAITING)  # the queue of the peer's consumer, so that a range of dispositions concerns many deliveries
+            peer = Peer(served, seed, stored_every=stored_every)
             peer.talk()
+            broker.settle()
             broker.send("canary", message_bytes("alive"), Sender(), 1)
             served.settle(canary)
             assert canary.received(link) == 1
@@ -185,6 +195,12 @@ def work(seed: int) -> None:
 def test_hostile_peer_harms_only_its_own_connection_and_its_accepted_messages_are_usable(first: int) -> None:
     for seed in range(first, first + SEEDS_OF_ONE_TEST):
         work(seed)
+
+
+@pytest.mark.parametrize("stored_every", [3, 20])
+def test_hostile_peer_harms_only_its_own_connection_while_the_journal_answers_late(stored_every: int) -> None:
+    for seed in range(SEEDS_LATE):
+        work(seed, stored_every)
 
 
 def test_disconnected_hostile_peers_leave_no_memory_behind() -> None:

@@ -21,6 +21,7 @@ from tests.support.hostile import (
     DETACH,
     DISCHARGE,
     DISPOSITION,
+    EMPTY_LISTS,
     END,
     ERROR,
     FALSE,
@@ -43,7 +44,6 @@ from tests.support.hostile import (
     Hostile,
     array,
     binary,
-    compound,
     described,
     frame,
     listed,
@@ -64,8 +64,6 @@ ANSWER_S: Final = 5.0
 #: Frames of a random conversation.
 FRAMES: Final = 60
 PIECE_BYTES: Final = 60_000
-#: A map of 8 KB that needs half a megabyte when it is decoded: a list of 8,000 empty lists.
-EMPTY_LISTS: Final = mapped(symbol(b"x-opt-long"), compound(0xD0, [LIST0] * 8_000))
 #: The channel of the sessions of ``handled``.
 PAUSES: Final = 300
 #: Transfers that fit into the window of a session.

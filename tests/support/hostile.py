@@ -117,6 +117,13 @@ def nested(opening: bytes, levels: int, core: bytes = NULL) -> bytes:
     return value
 
 
+#: A map of 8 KB that needs half a megabyte when it is decoded, since a list of 8,000 empty lists is in it; and how often it is sent.
+EMPTY_LISTS: Final = mapped(symbol(b"x-opt-long"), compound(0xD0, [LIST0] * 8_000))
+LONG_SHARE: Final = 0.2
+#: The credit of some consumers, and the deliveries that a state with such a map concerns.
+WIDE: Final = 500
+
+
 class Hostile:
     """A random choice of hostile input by a seed.
 
@@ -125,6 +132,7 @@ class Hostile:
 
     def __init__(self, seed: int, mechanism: bytes = b"ANONYMOUS") -> None:
         self.random = random.Random(seed)
+        self._lengths = random.Random(seed)  # of its own, so that a seed says the same with other lengths
         self.mechanism = mechanism
         self.delivery_id = -1  # of the last transfer
         self.malice = self.random.choice((0.0, 0.002, 0.01, 0.05, 0.3))
@@ -289,7 +297,12 @@ class Hostile:
 
     def error(self) -> bytes:
         """Return an error."""
-        return described(ERROR, listed(self.symbol(), string(self.text()), self.map()))
+        return described(ERROR, listed(self.symbol(), string(self.text()), self.information()))
+
+    def information(self) -> bytes:
+        """Return a map for which the broker has no use; some are much longer than the rest of the frame."""
+        plain = self.map()
+        return EMPTY_LISTS if self._lengths.random() < LONG_SHARE else plain
 
     def state(self) -> bytes:
         """Return a delivery state, or with malice an invalid one."""
@@ -305,7 +318,7 @@ class Hostile:
             (2, lambda: described(RELEASED, LIST0)),
             (3, lambda: described(REJECTED, listed(self.error()))),
             (2, lambda: described(REJECTED, listed())),
-            (3, lambda: described(MODIFIED, listed(TRUE, self.random.choice((TRUE, FALSE)), self.map()))),
+            (3, lambda: described(MODIFIED, listed(TRUE, self.random.choice((TRUE, FALSE)), self.information()))),
             (1, lambda: described(RECEIVED, listed(self.uint(), ulong(7)))),
             (1, lambda: described(TRANSACTIONAL_STATE, listed(self.transaction(), described(ACCEPTED, LIST0)))),
         )
@@ -353,7 +366,7 @@ class Hostile:
         ids = choose((uint(0), uint(1), self.uint(), NULL)), choose((uint(100), self.uint())), choose((uint(0), self.uint())), uint(100)
         handle = self.maybe(choose((NULL, uint(1), self.small())))
         credit = choose((NULL, uint(0), self.uint())), choose((NULL, uint(50), self.uint())), NULL
-        return performative(FLOW, *ids, handle, *credit, choose((NULL, TRUE)), choose((NULL, TRUE)), choose((NULL, self.map())))
+        return performative(FLOW, *ids, handle, *credit, choose((NULL, TRUE)), choose((NULL, TRUE)), choose((NULL, self.information())))
 
     def transfer(self) -> bytes:
         """Return a transfer."""
@@ -373,7 +386,10 @@ class Hostile:
         choose = self.random.choice
         first = self.small() if self.chance(0.9) else self.uint()
         last = choose((NULL, NULL, self.small())) if self.chance(0.9) else self.uint()
-        return performative(DISPOSITION, choose((TRUE, TRUE, FALSE)), first, last, choose((NULL, TRUE, FALSE)), self.state())
+        role, settled, state = choose((TRUE, TRUE, FALSE)), choose((NULL, TRUE, FALSE)), self.state()
+        if EMPTY_LISTS in state:
+            first, last = uint(0), uint(WIDE)  # a broker that repeats the state for each delivery needs long
+        return performative(DISPOSITION, role, first, last, settled, state)
 
     def frame(self) -> bytes:
         """Return any frame of a session."""
@@ -416,5 +432,5 @@ class Hostile:
             performative(ATTACH, string(b"c"), uint(1), TRUE, NULL, NULL, source, described(TARGET, listed())),
             performative(ATTACH, string(b"t"), uint(2), FALSE, NULL, NULL, described(SOURCE, listed()), described(COORDINATOR, LIST0), NULL,
                          NULL, uint(0)),
-            performative(FLOW, uint(0), uint(100), uint(0), uint(100), uint(1), uint(0), uint(50)),
+            performative(FLOW, uint(0), uint(WIDE), uint(0), uint(100), uint(1), uint(0), uint(self._lengths.choice((50, WIDE)))),
         ]  # fmt: skip
