@@ -162,10 +162,13 @@ def served(topic: Topic, clients: list[Client], turns: int) -> list[int]:
     return [client.done for client in clients]
 
 
-@pytest.mark.parametrize("when_full", ["refuse", DROP])
-def test_each_sender_gets_its_share_while_messages_enter_many_queues(when_full: str) -> None:
-    limits = {"max_messages": 2, "when_full": DROP} if when_full == DROP else {}
-    topic = Topic(AddressPolicy(auto_delete=False, **limits))
+@pytest.mark.parametrize(
+    "policy",
+    [AddressPolicy(auto_delete=False), AddressPolicy(auto_delete=False, max_messages=2, when_full=DROP)],
+    ids=["not limited", "full queues drop messages"],
+)
+def test_each_sender_gets_its_share_while_messages_enter_many_queues(policy: AddressPolicy) -> None:
+    topic = Topic(policy)
     topic.engine.turns.steps = TURN_STEPS
     done = served(topic, [Client(topic, name, 1_000) for name in "abcdef"], 60)
     assert min(done) >= 2
