@@ -20,6 +20,7 @@ from bascule.server.stalls import StallWatch
 from bascule.server.status import HELP, BrokerStatus, MemoryStatus
 from bascule.server.status_metrics import SendTimesCollector, StatusCollector
 from bascule.server.tls_watch import TlsWatch
+from bascule.threads.process_metrics import ProcessMetrics
 from bascule.xa.metrics import TransactionCollector
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
@@ -92,6 +93,14 @@ def sections() -> tuple[Section, ...]:
             "Your program serves these metrics ([guide](../guides/xa.md#monitor-transactions)). They need the extra `metrics`.",
             (TransactionCollector(),),
         ),
+        Section(
+            "Every process",
+            "The broker, the driver, and `serve_metrics` of the adapter and of transactions serve these metrics, too. Those with the prefix\n"
+            "`process_` have the names that other programs use; they need Linux. The processes that Spark starts are not included: Java, and\n"
+            "the Python workers of a task. A program with a registry of its own usually has these metrics already, so `AdapterCollector` and\n"
+            "`TransactionCollector` have none of them.",
+            (ProcessMetrics(),),
+        ),
     )
 
 
@@ -109,7 +118,7 @@ def documented(section: Section) -> Iterator[DocumentedMetric]:
         for family in collector.collect():
             name = f"{family.name}_total" if family.type == "counter" else family.name
             unit = next((unit for suffix, unit in UNITS.items() if family.name.endswith(suffix)), "")
-            yield DocumentedMetric(name, family.type, tuple(getattr(family, "_labelnames", ())), unit, family.documentation)
+            yield DocumentedMetric(name, family.type, tuple(getattr(family, "_labelnames", ())), unit, family.documentation.rstrip("."))
 
 
 def page() -> str:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from bascule.core.errors import Unavailable
@@ -35,13 +36,14 @@ def metrics_of(port: int | None, host: str, service_manager: ServiceManager = NO
         yield None
         return
     from bascule.pipelines.metrics import PipelineMetrics
+    from bascule.threads.process_metrics import ProcessMetrics
 
-    metrics = PipelineMetrics()
+    metrics, process = PipelineMetrics(), ProcessMetrics()
     with ExitStack() as ends:
         if port is not None:
             ends.callback(_served(metrics, port, host, health_of(service_manager)).close)
         # The counters of the pipelines are stored with their positions, and are older than this process.
-        export = process_metrics_export("bascule-pipelines", lambda _timeout_s: metrics.collect(), since_ns=0)
+        export = process_metrics_export("bascule-pipelines", lambda _timeout_s: chain(metrics.collect(), process.collect()), since_ns=0)
         if export is not None:
             ends.callback(export.close)
         yield metrics

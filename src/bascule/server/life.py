@@ -38,6 +38,7 @@ from bascule.server.stalls import StallWatch
 from bascule.server.status_metrics import SendTimesCollector
 from bascule.server.takeover import Takeover
 from bascule.server.websocket import websocket_server
+from bascule.threads.process_metrics import ProcessMetrics
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -158,7 +159,7 @@ class BrokerLife(LoopEffects):
         """Return the metrics that are not in the status of the broker."""
         stalls = StallWatch(loading=lambda: self._node.loaded_engine is None)
         stalls.start()
-        return stalls, SendTimesCollector(self._node.send_times), self._node.tls
+        return stalls, SendTimesCollector(self._node.send_times), self._node.tls, ProcessMetrics()
 
     def _admin_server(self, collectors: tuple[Collector, ...]) -> AdminServer:
         admin = self._settings.admin

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from bascule.core.errors import Unavailable
+from bascule.threads.process_metrics import ProcessMetrics
 
 #: Connections at once: each has a thread. A further one ends the oldest, so that peers that send nothing do not keep Prometheus out.
 CONNECTIONS_MAX: Final = 16
@@ -81,12 +82,13 @@ class MetricsServer:
     def __init__(
         self, collector: Collector, port: int, host: str, health: Mapping[str, Callable[[], tuple[bool, str]]] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """Begin to serve the metrics of ``collector``. Port 0 selects a free port. Raises Unavailable.
+        """Begin to serve the metrics of ``collector`` and of this process. Port 0 selects a free port. Raises Unavailable.
 
         ``health`` has functions by path: whether the process is healthy (200, else 503), and the line of the answer.
         """
         registry = CollectorRegistry()
         registry.register(collector)
+        registry.register(ProcessMetrics())
         try:
             family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
             self._server = _BoundedServer(family, str(address[0]), port)

@@ -69,7 +69,9 @@ def test_every_activation_count_has_metric() -> None:
 def test_metrics_are_served_over_http() -> None:
     port = serve_metrics(FixedStatus({}), 0)
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        assert 'bascule_adapter_blocked{group="shop"} 1.0' in answer.read().decode()
+        text = answer.read().decode()
+    assert 'bascule_adapter_blocked{group="shop"} 1.0' in text
+    assert "\nprocess_cpu_seconds_total " in text
 
 
 def test_metrics_port_in_use_is_reported() -> None:

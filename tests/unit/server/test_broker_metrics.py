@@ -37,4 +37,5 @@ async def test_broker_exports_what_its_admin_port_shows(kafka: KafkaInMemory, tm
     families = [family for family in text_string_to_metric_families(text) if family.samples]
     shown = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     assert shown <= {metric.name for metric in collector.metrics}
+    assert {"bascule_build_info", "process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"} <= shown
     assert {metric.service for metric in collector.metrics} == {"bascule-broker"}

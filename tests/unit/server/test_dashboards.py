@@ -24,7 +24,7 @@ from tests.unit.server.test_admin import Broker as StatusOnly
 
 __all__ = ["kafka"]
 FILES = Path(__file__).parents[3] / "deploy" / "helm" / "bascule" / "files"
-SELECTOR = re.compile(r"\b(bascule_[a-z_]+)(?:\{([^}]*)\})?")
+SELECTOR = re.compile(r"\b((?:bascule|process)_[a-z_]+)(?:\{([^}]*)\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!=|!~|=)")
 TEMPLATE = re.compile(r"\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}")
 #: Labels that Prometheus adds.

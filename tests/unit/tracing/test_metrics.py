@@ -109,6 +109,7 @@ def test_driver_exports_without_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
             assert metrics is not None
             wait_for(lambda: collector.metrics, "an export")
         (metric, *_) = collector.metrics
+        assert {"bascule_build_info", "process_resident_memory_bytes"} <= {each.name for each in collector.metrics}
         assert (metric.service, metric.name) == ("bascule-pipelines", "bascule_pipelines_active")
 
 

@@ -107,3 +107,4 @@ def test_metrics_are_served(shop: Shop) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
             text = answer.read().decode()
     assert 'bascule_xa_in_doubt{manager="shop"} 0.0' in text
+    assert "\nprocess_cpu_seconds_total " in text
