@@ -18,6 +18,7 @@ def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], str]:
         ("DELETE", one): f"{kind} delete",
         ("GET", f"{one}/config"): f"api GET {collection}/NAME/config",
         ("PUT", f"{one}/config"): f"{kind} change",
+        ("PATCH", f"{one}/config"): f"api PATCH {collection}/NAME/config",
         ("GET", f"{one}/status"): f"{kind} status",
         ("PUT", f"{one}/pause"): f"{kind} pause",
         ("PUT", f"{one}/resume"): f"{kind} resume",

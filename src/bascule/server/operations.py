@@ -280,7 +280,11 @@ def _of_pipelines(kind: str, collection: str) -> dict[tuple[str, str], Operation
         for verb, what in (("pause", "pause"), ("resume", "run"), ("stop", "stop"))
     }
     return {
-        ("GET", collection): Operation(f"All pipelines of the kind {kind} with their states", {200: list[pipeline_answers.PipelineAnswer]}),
+        ("GET", collection): Operation(
+            f"All pipelines of the kind {kind} with their states; an object by name with `expand`, as in Kafka Connect",
+            {200: list[pipeline_answers.PipelineAnswer] | dict[str, pipeline_answers.ExpandedPipeline]},
+            (Parameter("expand", "What to answer about each name", {"type": "array", "items": {"enum": ["status", "info"]}}),),
+        ),
         ("GET", one): Operation(f"The definition of {a} {kind}", {200: pipeline_answers.DefinitionAnswer}, errors=(404,)),
         ("GET", f"{one}/status"): Operation(
             f"State, lag and last error of {a} {kind}", {200: pipeline_answers.PipelineAnswer}, errors=(404,)
@@ -321,6 +325,9 @@ def _definitions_of(kind: str, collection: str, model: type[Divert | Ingress], n
         "required": ["name", "config"],
         "additionalProperties": False,
     }
+    # No setting is needed, and each may be null.
+    nullable = {name: {"anyOf": [schema, {"type": "null"}]} for name, schema in given.items()}
+    changes: Schema = {"type": "object", "description": "null removes a setting", "properties": nullable, "additionalProperties": False}
     a, errors = ("an", (409,)) if kind == "ingress" else ("a", (409, 503))
     return {
         ("POST", collection): Operation(
@@ -329,6 +336,10 @@ def _definitions_of(kind: str, collection: str, model: type[Divert | Ingress], n
         ("PUT", f"{collection}/{{name}}/config"): Operation(
             f"Replace the settings of {a} {kind}, or create it", {202: pipeline_answers.PipelineDefinedAnswer}, (_REVISION,), body=config,
             errors=errors,
+        ),
+        ("PATCH", f"{collection}/{{name}}/config"): Operation(
+            f"Change some settings of {a} {kind} that was defined at run time", {202: pipeline_answers.PipelineDefinedAnswer}, (_REVISION,),
+            body=changes, errors=(404, *errors),
         ),
         ("DELETE", f"{collection}/{{name}}"): Operation(
             f"Stop {a} {kind} that was defined at run time, and forget its positions", {202: pipeline_answers.PipelineDeletedAnswer},

@@ -63,6 +63,13 @@ class DefinitionAnswer(TypedDict):
     revision: int | None
 
 
+class ExpandedPipeline(TypedDict):
+    """What a list with the parameter ``expand`` has about a pipeline: its status, its definition, or both."""
+
+    status: NotRequired[PipelineAnswer]
+    info: NotRequired[DefinitionAnswer]
+
+
 class HeldPipeline(TypedDict):
     """A definition made at run time, as a request to create the pipeline has it."""
 

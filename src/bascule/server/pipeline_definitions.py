@@ -2,6 +2,7 @@
 
 POST   /diverts, /ingresses     {"name": …, "config": {…}}: create a pipeline
 PUT    /diverts/NAME/config     {…}: replace the settings of a divert, or create it; the same for ingresses
+PATCH  /diverts/NAME/config     {…}: change some settings of a divert, and remove those that are null; the same for ingresses
 DELETE /diverts/NAME            stop a divert and forget its position; the same for ingresses
 
 Each answers 202 once Kafka has stored the definition; the driver of the pipelines follows. The definition of a divert is also covered by
@@ -32,7 +33,7 @@ from bascule.server.admin_app import AdminPage
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.listing import check_known
 from bascule.server.pipeline_answers import HeldPipeline, PipelineDefinitionsAnswer
-from bascule.writer.control import KINDS, PipelineDefinition, PipelineDeletion
+from bascule.writer.control import KINDS, PipelineDefinition, PipelineDeletion, Wishes
 
 if TYPE_CHECKING:
     from bascule.server.pipelines import KnownPipelines, PipelinePages
@@ -108,6 +109,7 @@ class DefinitionPages:
         return [
             AdminPage("POST", self._collection, AdminRole.MANAGE, self._create),
             AdminPage("PUT", f"{one}/config", AdminRole.MANAGE, self._change),
+            AdminPage("PATCH", f"{one}/config", AdminRole.MANAGE, self._patch),
             AdminPage("DELETE", one, AdminRole.MANAGE, self._delete),
         ]
 
@@ -125,6 +127,12 @@ class DefinitionPages:
         name, given = request.path_params["name"], await arguments_of(request)
         act = partial(self._define, request, name, given, new=False)
         return await self._audited(request, "change", name, act, arguments=json.dumps(given))
+
+    async def _patch(self, request: Request) -> Response:
+        check_known(request.query_params, (REVISION,))
+        name, given = request.path_params["name"], await arguments_of(request)
+        act = partial(self._define, request, name, given, new=False, merges=True)
+        return await self._audited(request, "patch", name, act, arguments=json.dumps(given))
 
     async def _delete(self, request: Request) -> Response:
         check_known(request.query_params, ())
@@ -148,11 +156,15 @@ class DefinitionPages:
         log.info("administrator action", who=principal.name, action=action, arguments={"name": name}, answer=done)
         return JSONResponse({"name": name, "kind": self._kind, **done}, 202)
 
-    async def _define(self, request: Request, name: str, given: Mapping[str, Any], *, new: bool) -> dict[str, Any]:
-        """Store a definition, and return its revision."""
+    async def _define(
+        self, request: Request, name: str, given: Mapping[str, Any], *, new: bool, merges: bool = False
+    ) -> dict[str, Any]:  # fmt: skip
+        """Store a definition, and return its revision. ``merges``: settings that are not given stay, and those that are null go."""
         principal: Principal = request.state.principal
         pipeline, known = f"{KINDS[self._kind]}{name}", await self._pages.known(decides=True)
         self._check_free(known, name)
+        if merges:
+            given = _merged(self._kind, name, known.wishes, given)
         if (size := len(json.dumps(given).encode())) > DEFINITION_BYTES_MAX:
             raise InvalidInput(f"the settings have {size} bytes; at most {DEFINITION_BYTES_MAX} are allowed")
         # Not on the event loop: Python compiles a long pattern of topics in seconds.
@@ -239,3 +251,14 @@ class DefinitionPages:
                 raise DefinitionConflict(f"{kind} {name!r} exists already; names of diverts and ingresses are unique")
         if len(known.wishes.definitions) + len(known.wishes.undefined) >= DEFINITIONS_MAX:
             raise ResourceLimit(f"{DEFINITIONS_MAX} pipelines are defined at run time; delete one, or define this one in the file")
+
+
+def _merged(kind: str, name: str, wishes: Wishes, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a definition with changes, of which null removes a setting. Raises UnknownAddress, DefinitionConflict."""
+    pipeline = f"{KINDS[kind]}{name}"
+    if pipeline in wishes.undefined:
+        raise DefinitionConflict(f"the settings of {kind} {name!r} that would stay are unknown: {wishes.trouble(pipeline)}; replace it")
+    before = wishes.definitions.get(pipeline)
+    if before is None:
+        raise UnknownAddress(f"there is no {kind} {name!r:.60}")
+    return {key: value for key, value in {**before.settings, **given}.items() if key not in given or value is not None}

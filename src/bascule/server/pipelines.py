@@ -1,6 +1,6 @@
 """Control of pipelines over HTTP, with the verbs of Kafka Connect's REST interface: any broker of the journal answers, also a standby.
 
-GET  /diverts, /ingresses            the pipelines with their states, JSON
+GET  /diverts, /ingresses            the pipelines with their states, JSON; by name with ?expand=status, ?expand=info or both
 GET  /diverts/NAME                   the definition
 GET  /diverts/NAME/config            the settings alone
 GET  /definitions/pipelines          all definitions made at run time, for an export
@@ -92,6 +92,8 @@ WANTED_BY_VERB: Final[Mapping[str, WantedState]] = {
 #: Parameters of a restart, as Kafka Connect has them. A pipeline has one task, so the first one changes nothing.
 INCLUDE_TASKS: Final = "includeTasks"
 ONLY_FAILED: Final = "onlyFailed"
+#: The parameter of a list, which Kafka Connect has too, and what it can add.
+EXPAND: Final = "expand"
 #: States of pipelines whose task has failed.
 TASK_FAILED: Final = (PipelineState.FAILED.value, PipelineState.RESTARTING.value)
 
@@ -210,22 +212,21 @@ class PipelinePages:
     # -- pages ---------------------------------------------------------------------------------------------------------
 
     async def _list(self, kind: str, request: Request) -> Response:
-        check_known(request.query_params, ())
+        check_known(request.query_params, (EXPAND,))
+        made = {"status": self.described, "info": self._defined}
+        parts = dict.fromkeys(request.query_params.getlist(EXPAND))
+        if unknown := [part for part in parts if part not in made]:
+            raise InvalidInput(f"{EXPAND} {unknown[0]!r:.20} must be {' or '.join(made)}")
         known = await self.known()
         names = sorted(name for name in self.names(known) if name.startswith(KINDS[kind]))
+        if parts:
+            return JSONResponse({name.removeprefix(KINDS[kind]): {part: made[part](known, name) for part in parts} for name in names})
         return JSONResponse([self.described(known, name) for name in names])
 
     async def _show(self, kind: str, request: Request) -> Response:
         check_known(request.query_params, ())
         known = await self.known()
-        pipeline = self.named(known, kind, request)
-        report = known.reports.pipelines.get(pipeline)
-        own = self.definition(known, pipeline)
-        return JSONResponse({
-            "name": pipeline.removeprefix(KINDS[kind]), "kind": kind, "origin": self._origin(known, pipeline),
-            "definition": None if report is None else dict(report.definition),
-            "config": None if own is None else dict(own.settings), "revision": None if own is None else own.revision,
-        })  # fmt: skip
+        return JSONResponse(self._defined(known, self.named(known, kind, request)))
 
     async def _status(self, kind: str, request: Request) -> Response:
         check_known(request.query_params, ())
@@ -361,6 +362,16 @@ class PipelinePages:
         report, driver = known.reports.pipelines.get(pipeline), known.reports.driver
         alive = driver is not None and driver.running and self.now_ms() - driver.at_ms < SILENT_MS
         return report.state.value if alive and report is not None else None
+
+    def _defined(self, known: KnownPipelines, pipeline: str) -> dict[str, Any]:
+        """Return the definition of a pipeline, see ``pipeline_answers.DefinitionAnswer``."""
+        kind, _, name = pipeline.partition(":")
+        report, own = known.reports.pipelines.get(pipeline), self.definition(known, pipeline)
+        return {
+            "name": name, "kind": kind, "origin": self._origin(known, pipeline),
+            "definition": None if report is None else dict(report.definition),
+            "config": None if own is None else dict(own.settings), "revision": None if own is None else own.revision,
+        }  # fmt: skip
 
     def described(self, known: KnownPipelines, pipeline: str) -> dict[str, Any]:
         """Return the status of a pipeline, see ``pipeline_answers.PipelineAnswer``."""

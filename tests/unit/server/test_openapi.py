@@ -245,13 +245,20 @@ def define_ingress(api: Operations) -> None:
     assert api.ask("PUT", f"{one}/config", changed, query={"revision": 1}, name="prices", status=202)["revision"] == 2
     api.ask("PUT", f"{one}/config", changed, query={"revision": 1}, name="prices", status=409)
     api.ask("PUT", f"{one}/config", {}, name="prices", status=400)
+    api.ask("PATCH", f"{one}/config", {"tasks": None}, query={"revision": 1}, name="prices", status=409)
+    api.ask("PATCH", f"{one}/config", {"tasks": None}, name="none", status=404)
     with closing(ControlTopics({"bootstrap.servers": "memory"}, JournalTopics(PREFIX))) as topics:
         report(topics, ingress_prices=PipelineReport(PipelineState.RUNNING, "host-1", 1, revision=1))
     (found,) = [each for each in api.ask("GET", "/ingresses") if each["name"] == "prices"]
     assert (found["revision"], found["reported_revision"]) == (2, 1)
+    merged = api.ask("PATCH", f"{one}/config", {"tasks": None, "body": "text"}, query={"revision": 2}, name="prices", status=202)
+    assert merged["revision"] == 3
+    assert api.ask("GET", f"{one}/config", name="prices") == {**config, "body": "text", "pattern": None}
     api.ask("DELETE", one, name="prices", status=202)
     found = api.ask("GET", f"{one}/status", name="prices")
     assert (found["state"], found["wanted"], found["revision"]) == ("deleting", "deleted", None)
+    expanded = api.ask("GET", "/ingresses", query={"expand": ["status", "info"]})
+    assert expanded["prices"] == {"status": found, "info": api.ask("GET", one, name="prices")}
     assert api.ask("GET", one, name="prices")["config"] is None
     api.ask("DELETE", one, name="none", status=404)
     api.ask("DELETE", one, name="stock", status=409)
@@ -266,6 +273,8 @@ def define_divert(api: Operations, broker: Broker) -> None:
     api.ask("POST", "/diverts", {"name": "late", "config": config}, status=409)
     api.ask("POST", "/diverts", {"name": "more", "config": {**config, "from": ""}}, status=400)
     assert api.ask("PUT", f"{one}/config", {"from": "elsewhere.*"}, query={"revision": 1}, name="late", status=202)["revision"] == 2
+    assert api.ask("PATCH", f"{one}/config", {"key": "none"}, name="late", status=202)["revision"] == 3
+    assert api.ask("PATCH", f"{one}/config", {"key": None}, query={"revision": 3}, name="late", status=202)["revision"] == 4
     assert not broker.node.engine.addresses.route("elsewhere", Routing.MULTICAST).diverted
     found = api.ask("GET", f"{one}/status", name="late")
     assert 0 < found["covered_from"] <= broker.node.journal_offset

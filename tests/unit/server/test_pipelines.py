@@ -64,7 +64,12 @@ ACCESS = AdminAccess(restricted=True, tokens={role.word: (role.word, role) for r
 DEFINING = {
     (method, f"{collection}{path}"): code
     for collection in ("/diverts", "/ingresses")
-    for method, path, code in (("POST", "", 400), ("PUT", "/{name}/config", 409), ("DELETE", "/{name}", 409))
+    for method, path, code in (
+        ("POST", "", 400),
+        ("PUT", "/{name}/config", 409),
+        ("PATCH", "/{name}/config", 409),
+        ("DELETE", "/{name}", 409),
+    )
 }
 GUIDE = PAGE.parent / "pipelines.md"
 
@@ -190,7 +195,7 @@ def test_each_path_needs_its_role_and_the_guide_names_it(topics: ControlTopics) 
     report(topics, divert_orders=REPORT, ingress_orders=REPORT)
     pages = PipelinePages(topics, Settings(), AuditTrail(), lambda: NOW_MS, lambda: PLANNING, no_redriving, PropertyMask, NO_FLOW_ENDS)
     paths = [path for path in pages.paths() if not path.path.startswith("/redrive")]
-    assert len(paths) == 30
+    assert len(paths) == 32
 
     def ask(request: Callable[..., tuple[int, Any]]) -> None:
         for path in paths:
@@ -321,16 +326,38 @@ def test_restart_of_failed_tasks_only_leaves_a_running_one_alone(topics: Control
     asked(topics, ask)
 
 
+def test_list_is_expanded_as_in_kafka_connect(topics: ControlTopics) -> None:
+    report(topics, divert_orders=REPORT)
+
+    def ask(request: Callable[..., tuple[int, Any]]) -> None:
+        alone = {"status": request("GET", "/diverts/orders/status")[1], "info": request("GET", "/diverts/orders")[1]}
+        for parts in (("status",), ("info",), ("status", "info"), ("info", "status", "info")):
+            code, found = request("GET", f"/diverts?{'&'.join(f'expand={part}' for part in parts)}")
+            assert (code, found["orders"]) == (200, {part: alone[part] for part in parts}), parts
+            assert found.keys() == {each["name"] for each in request("GET", "/diverts")[1]}
+        assert request("GET", "/ingresses?expand=info")[1].keys() == {"stock"}
+        for query in ("expand=statuses", "expand=", "expand=status&expand=all"):
+            code, refused = request("GET", f"/diverts?{query}")
+            assert (code, "must be status or info" in refused["error"]) == (400, True), query
+
+    asked(topics, ask)
+
+
 def test_parameter_that_nobody_knows_is_refused(topics: ControlTopics) -> None:
     def ask(request: Callable[..., tuple[int, Any]]) -> None:
         for method, path in (
             ("GET", "/diverts"), ("GET", "/diverts/orders"), ("GET", "/diverts/orders/status"), ("GET", "/diverts/orders/config"),
             ("PUT", "/diverts/orders/pause"),
             ("POST", "/diverts/orders/restart"), ("POST", "/diverts"), ("PUT", "/diverts/new/config"), ("DELETE", "/diverts/new"),
+            ("PATCH", "/diverts/new/config"),
         ):  # fmt: skip
-            code, refused = request(method, f"{path}?expand=status")
-            known = {"/diverts/new/config": "known are revision", "/diverts/orders/restart": "known are includeTasks, onlyFailed"}
-            text = f"unknown parameter 'expand'; {known.get(path, 'the request takes none')}"
+            code, refused = request(method, f"{path}?expands=status")
+            known = {
+                ("GET", "/diverts"): "known are expand", ("PUT", "/diverts/new/config"): "known are revision",
+                ("PATCH", "/diverts/new/config"): "known are revision",
+                ("POST", "/diverts/orders/restart"): "known are includeTasks, onlyFailed",
+            }  # fmt: skip
+            text = f"unknown parameter 'expands'; {known.get((method, path), 'the request takes none')}"
             assert (code, refused["error"]) == (400, text), (method, path)
 
     asked(topics, ask)
