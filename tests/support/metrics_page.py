@@ -95,10 +95,10 @@ def sections() -> tuple[Section, ...]:
         ),
         Section(
             "Every process",
-            "The broker, the driver, and `serve_metrics` of the adapter and of transactions serve these metrics, too. Those with the prefix\n"
-            "`process_` have the names that other programs use; they need Linux. The processes that Spark starts are not included: Java, and\n"
-            "the Python workers of a task. A program with a registry of its own usually has these metrics already, so `AdapterCollector` and\n"
-            "`TransactionCollector` have none of them.",
+            "The broker, the driver, and `serve_metrics` of the adapter and of transactions serve these metrics, too. Those with the\n"
+            "prefix `process_` have the names that other programs use; they need Linux. The processes that Spark starts are not included:\n"
+            "Java, and the Python workers of a task. The registry of a program usually has these metrics already, so `AdapterCollector`\n"
+            "and `TransactionCollector` do not have them.",
             (ProcessMetrics(),),
         ),
     )

@@ -26,9 +26,10 @@ class ProcessMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         info = GaugeMetricFamily(
-            "bascule_build_info", "1; the labels name the version of Bascule, its build (compiled or interpreted), and the version of Python",
+            "bascule_build_info",
+            "1; the labels have the version of Bascule, its build (compiled or interpreted) and the version of Python",
             labels=("version", "build", "python"),
-        )  # fmt: skip
+        )
         info.add_metric((__version__, build(), platform.python_version()), 1)
         yield info
         yield from self._process.collect()
