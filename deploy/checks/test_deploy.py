@@ -145,6 +145,8 @@ def test_each_manifest_fits_the_schema_of_its_kind(values: Path, version: str) -
         ("broker.replica=3", "replica"),
         ("broker.replicas=0", "replicas"),
         ("broker.antiAffinity=always", "antiAffinity"),
+        ("pipelines.antiAffinity=always", "antiAffinity"),
+        ("pipelines.podDisruptionBudget=1", "podDisruptionBudget"),
         ("image.broker.digest=latest", "digest"),
         ("metrics.serviceMonitor.interval=often", "interval"),
         ("pipelines.kind=job", "kind"),
@@ -180,9 +182,57 @@ def test_brokers_start_together_are_spread_and_keep_one_during_maintenance() -> 
     pod = brokers["spec"]["template"]
     (rule,) = pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert rule["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    assert named(documents, "PodDisruptionBudget")["spec"]["minAvailable"] == 1
+    assert named(documents, "PodDisruptionBudget", "-broker")["spec"]["minAvailable"] == 1
     for service in (each for each in documents if each["kind"] == "Service"):
         assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(("wanted", "unsatisfiable"), [("preferred", "ScheduleAnyway"), ("required", "DoNotSchedule")])
+def test_drivers_are_spread_over_nodes_and_keep_one_during_maintenance(wanted: str, unsatisfiable: str) -> None:
+    documents = rendered(CHART / "ci" / "production-values.yaml", KUBERNETES[0], "--set", f"pipelines.antiAffinity={wanted}")
+    pod = named(documents, "Deployment", "-pipelines")["spec"]["template"]
+    (rule,) = pod["spec"]["topologySpreadConstraints"]
+    assert (rule["topologyKey"], rule["maxSkew"], rule["whenUnsatisfiable"]) == ("kubernetes.io/hostname", 1, unsatisfiable)
+    assert rule["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert rule["matchLabelKeys"] == ["pod-template-hash"], "a roll-out must not wait for a node that only the old drivers use"
+    # Kubernetes refuses minDomains with ScheduleAnyway. Without it, two drivers may share the node if there is only one.
+    assert rule.get("minDomains") == (2 if wanted == "required" else None)
+    budget = named(documents, "PodDisruptionBudget", "-pipelines")["spec"]
+    assert budget["minAvailable"] == 1
+    assert budget["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert named(documents, "PodDisruptionBudget", "-broker")["spec"]["selector"] != budget["selector"]
+
+
+@pytest.mark.parametrize("wanted", ["preferred", "required"])
+def test_drivers_of_the_spark_operator_are_spread_apart_from_their_executors(wanted: str) -> None:
+    more = ("--set", f"pipelines.antiAffinity={wanted}")
+    documents = rendered(CHART / "ci" / "spark-operator-values.yaml", KUBERNETES[0], *more)
+    for spec in (each["spec"] for each in of_kind(documents, "SparkApplication")):
+        assert "affinity" not in spec["executor"]
+        rules = spec["driver"]["affinity"]["podAntiAffinity"][f"{wanted}DuringSchedulingIgnoredDuringExecution"]
+        (rule,) = [each.get("podAffinityTerm", each) for each in rules]
+        # Spark sets this label, and its executors have the other labels of a driver.
+        assert rule["labelSelector"]["matchLabels"] == {**selected(spec["driver"]["labels"]), "spark-role": "driver"}
+        assert rule["topologyKey"] == "kubernetes.io/hostname"
+    budget = named(documents, "PodDisruptionBudget", "-pipelines")["spec"]
+    assert budget == {"minAvailable": 1, "selector": rule["labelSelector"]}, "pods without a controller need a number, no percentage"
+
+
+def selected(labels: dict[str, str]) -> dict[str, str]:
+    """Return the labels by which the chart selects pods."""
+    return {name: labels[name] for name in ("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component")}
+
+
+@pytest.mark.parametrize("values", ["production-values.yaml", "spark-operator-values.yaml"])
+@pytest.mark.parametrize("setting", ["pipelines.replicas=1", "pipelines.enabled=false", "pipelines.podDisruptionBudget=false"])
+def test_maintenance_waits_for_no_driver_that_is_alone_or_need_not_stay(values: str, setting: str) -> None:
+    more = ("--set", setting, "--set", "metrics.prometheusRule.enabled=false")
+    documents = rendered(CHART / "ci" / values, KUBERNETES[-1], *more)
+    assert [each["metadata"]["name"] for each in of_kind(documents, "PodDisruptionBudget")] == ["demo-bascule-broker"]
+    spread = "podDisruptionBudget" in setting
+    for workload in (*of_kind(documents, "Deployment"), *of_kind(documents, "SparkApplication")):
+        pod = workload["spec"]["template"]["spec"] if "template" in workload["spec"] else workload["spec"]["driver"]
+        assert ("topologySpreadConstraints" in pod or "affinity" in pod) == spread
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)

@@ -8,6 +8,12 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{- /* The labels of a driver that Spark starts, and none of its executors. */ -}}
+{{- define "bascule.sparkDriver" -}}
+{{ include "bascule.selector" . }}
+spark-role: driver
+{{- end }}
+
 {{- define "bascule.labels" -}}
 {{ include "bascule.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
