@@ -31,7 +31,7 @@ RATES: Final = {
 #: Shares of the messages whose latency is shown, by name.
 QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
 #: Fields of a pipeline in its row, after its kind and name.
-PIPELINE_FIELDS: Final = ("state", "lag", "records_per_s", "latency_p50_s", "latency_p99_s")
+PIPELINE_FIELDS: Final = ("state", "lag", "lag_bytes", "records_per_s", "latency_p50_s", "latency_p99_s")
 #: Columns by which the queues are sorted, in the order of the key `s`.
 SORTS: Final = ("messages", "delivering", "bytes", "consumers", "delayed", "name")
 #: Lines of a screen without queues: head, rates, memory, titles, and room for the cursor.
@@ -159,18 +159,8 @@ def _draw(document: Mapping[str, Any], sort: str, *, interactive: bool) -> None:
     ]
     if document["pipelines"]:
         shown = sorted(document["pipelines"], key=lambda each: each["lag"] or 0, reverse=True)[:PIPELINES_MAX]
-        rows = [
-            (
-                f"{each['kind']} {each['name']}",
-                each["state"],
-                each["lag"],
-                each["records_per_s"],
-                each["latency_p50_s"],
-                each["latency_p99_s"],
-            )
-            for each in shown
-        ]
-        lines += ["", *_columns(("pipeline", "state", "lag", "records/s", "p50 s", "p99 s"), rows)]
+        rows = [(f"{each['kind']} {each['name']}", *(each[field] for field in PIPELINE_FIELDS)) for each in shown]
+        lines += ["", *_columns(("pipeline", "state", "lag", "lag bytes", "records/s", "p50 s", "p99 s"), rows)]
     if interactive:
         size = shutil.get_terminal_size()
         sys.stdout.write(CLEAR)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bascule.cli import pipelines
+from bascule.cli.pipelines import COLUMNS
 from tests.unit.cli.test_administer import Broker, _elsewhere, broker, run  # noqa: F401 - fixtures
 
 STATUS = {
@@ -49,6 +50,14 @@ def test_pipelines_are_listed_shown_and_described(
     broker.answers[f"{path}/orders"] = (200, SHOWN | {"definition": None})
     assert run(monkeypatch, kind, "show", "orders", "--admin", broker.url) == 0
     assert "no driver has reported" in capsys.readouterr().err
+
+
+def test_wide_list_has_the_lag_in_bytes(broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    broker.answers["/diverts"] = (200, [dict.fromkeys(COLUMNS, 1) | {"lag_bytes": 567_890}])
+    for output, wide in (("wide", True), ("table", False)):
+        assert run(monkeypatch, "divert", "list", "-o", output, "--admin", broker.url) == 0
+        out = capsys.readouterr().out
+        assert ("lag bytes" in out, "567890" in out) == (wide, wide), out
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ DIVERT = {
     "name": "orders",
     "state": "running",
     "lag": 1234,
+    "lag_bytes": 567_890,
     "records_per_s": 5.5,
     "latency_p50_s": 0.02,
     "latency_p99_s": None,
@@ -51,7 +52,8 @@ def test_one_screen_has_rates_queues_and_pipelines_without_control_characters(se
     assert "memory 1.8 %, producers are blocked: too much" in done.stdout
     assert done.stdout.splitlines()[4].split() == ["queue", "messages", "delivering", "delayed", "bytes", "consumers"]
     assert done.stdout.splitlines()[5].split() == [r"a\u001b[2Jb", "3", "1", "0", "30", "1"]
-    assert "divert orders  running  1,234        5.5   0.02      -" in done.stdout
+    assert done.stdout.splitlines()[7].split() == ["pipeline", "state", "lag", "lag", "bytes", "records/s", "p50", "s", "p99", "s"]
+    assert "divert orders  running  1,234    567,890        5.5   0.02      -" in done.stdout
     assert "accepted in ms" not in done.stdout, "no message was sent"
     assert "\x1b" not in done.stdout
 

@@ -9,16 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from bascule.core.errors import Unavailable
 from bascule.embedded.service_manager import ServiceManager
+from bascule.pipelines.lag import lag_bytes_of
 from bascule.pipelines.metrics import PipelineMetrics
 from bascule.pipelines.queries import Query
 from bascule.pipelines.serving import NOT_ALIVE_S, health_of, metrics_of
 from bascule.writer.carried import CarriedCounts, PipelineCount
 from bascule.writer.control import PipelineReport, PipelineState
 from bascule.writer.position import Position
+from tests.support.alerts import Watch
 
 TASKS = {"divert:orders": "diverts", "ingress:stock": "ingress:stock"}
 STATES = {"divert:orders": PipelineState.RUNNING, "ingress:stock": PipelineState.FAILED}
@@ -80,6 +82,16 @@ def test_pipelines_have_state_lag_position_and_counts_of_all_their_positions() -
     assert counts == [7, 700, 1, 0]
     assert driver.value("pipeline_latency_seconds_count", task="diverts") == 2
     assert driver.value("pipeline_latency_seconds_bucket", task="diverts", le="0.25") == 1
+
+
+def test_alert_fires_if_records_of_gigabytes_wait() -> None:
+    driver, watch = Driver(), Watch()
+    alert = "BasculePipelineLagLarge"
+    for waiting, fires in ((4_000, []), (6_000, ["divert:orders"])):
+        size = lag_bytes_of([replace(JOURNAL, offset=7)], {("journal", 0): 7 + waiting}, {("journal", 0): 1e6})
+        driver.run(reports={**REPORTS, "divert:orders": replace(REPORTS["divert:orders"], lag=waiting, lag_bytes=size)})
+        watch.read(driver=generate_latest(driver.registry).decode())
+        assert [each["pipeline"] for each in watch.fires(alert)] == fires, waiting
 
 
 def test_pipeline_that_failed_has_its_restarts_and_the_time_of_the_error() -> None:
