@@ -7,6 +7,8 @@ from bascule.core.extras import require
 require("metrics")
 
 import platform
+import sys
+import time
 from collections.abc import Iterator
 
 from prometheus_client import Metric, ProcessCollector
@@ -17,11 +19,21 @@ from bascule import __version__
 from bascule.core.build import build
 
 
+class _ConfinedProcess(ProcessCollector):
+    """Does not need ``/proc/stat``, which a unit with ``ProcSubset=pid`` hides: the collector would have no metric at all."""
+
+    def _boot_time(self) -> float:
+        if sys.platform != "linux":
+            raise OSError("no process file system")
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class ProcessMetrics(Collector):
     """Collects the build, and the memory, processor time, open files and start time of this process. The latter need Linux."""
 
-    def __init__(self) -> None:
-        self._process = ProcessCollector(registry=None)
+    def __init__(self, proc: str = "/proc") -> None:
+        """``proc`` is the directory where the kernel shows processes."""
+        self._process = _ConfinedProcess(proc=proc, registry=None)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""

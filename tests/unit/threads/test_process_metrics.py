@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -19,6 +21,10 @@ from bascule.threads.process_metrics import ProcessMetrics
 from tests.support.speed import SLOWNESS
 
 SOON_S = 30.0 * SLOWNESS
+NAMES = [
+    "process_resident_memory_bytes", "process_virtual_memory_bytes", "process_cpu_seconds_total", "process_start_time_seconds",
+    "process_open_fds", "process_max_fds",
+]  # fmt: skip
 
 
 class Nothing(Collector):
@@ -60,6 +66,23 @@ def test_figures_are_those_of_this_process(registry: CollectorRegistry) -> None:
     assert cpu_s >= used_s - 0.1
     assert memory > 1 << 20
     assert registry.get_sample_value("process_max_fds")
+
+
+def test_process_that_sees_only_processes_in_proc_has_all_figures(registry: CollectorRegistry, tmp_path: Path) -> None:
+    # As with ProcSubset=pid of the broker's unit.
+    (tmp_path / "self").symlink_to("/proc/self")
+    confined = CollectorRegistry()
+    confined.register(ProcessMetrics(str(tmp_path)))
+    for name in NAMES:
+        assert confined.get_sample_value(name) is not None, name
+    begun_s = [each.get_sample_value("process_start_time_seconds") for each in (confined, registry)]
+    assert begun_s[0] == pytest.approx(begun_s[1], abs=2)
+    assert begun_s[0] == pytest.approx(time.time() - lived_s(), abs=5 * SLOWNESS)
+
+
+def lived_s() -> float:
+    """Return the age of this process as ps shows it."""
+    return float(subprocess.run(["ps", "-o", "etimes=", "-p", str(os.getpid())], capture_output=True, text=True, check=True).stdout)
 
 
 def test_server_of_metrics_shows_them_beside_those_of_its_program() -> None:
