@@ -1,4 +1,4 @@
-"""``bascule context``: name admin servers, and choose the server of the commands. The option ``--context`` of these commands."""
+"""``bascule context``: name brokers, and choose the broker of the commands. The option ``--context`` of these commands."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from bascule.cli.login import checked_token
 from bascule.cli.output import Format, FormatOption, note, show_document, show_rows, table
 from bascule.core.errors import InvalidInput
 
-COLUMNS: Final = ("current", "name", "url", "user")
+COLUMNS: Final = ("current", "name", "url", "broker", "user")
 
 commands = typer.Typer(
-    help="Name admin servers, and choose the server of the commands.",
+    help="Name brokers, and choose the broker of the commands.",
     epilog="Example:  bascule context add production --admin https://ann@broker.example:8672 --password-file ~/.bascule-password",
     no_args_is_help=True,
 )
@@ -53,7 +53,7 @@ ContextOption = Annotated[
     typer.Option(
         "--context",
         metavar="NAME",
-        help=f"Use the admin server of this context (default: {CONTEXT_VARIABLE}, or the context of `bascule context use`)",
+        help=f"Use the server of this context (default: {CONTEXT_VARIABLE}, or the context of `bascule context use`)",
         show_default=False,
         autocompletion=_names,
     ),
@@ -61,14 +61,15 @@ ContextOption = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module, and the option ``--context`` to all commands that talk to an admin server."""
+    """Add the commands of this module, and the option ``--context`` to all commands that talk to an admin server or a broker."""
     from bascule.cli.admin import AdminOption
+    from bascule.cli.messages import BrokerOption
 
     for group in (app, *(each.typer_instance for each in app.registered_groups)):
         for command in () if group is None else group.registered_commands:
-            if command.callback is not None and "admin" in command.callback.__annotations__:
+            if command.callback is not None and command.callback.__annotations__.keys() & {"admin", "broker"}:
                 signature = inspect.signature(command.callback, eval_str=True)
-                if signature.parameters["admin"].annotation == AdminOption:
+                if any(each.annotation in (AdminOption, BrokerOption) for each in signature.parameters.values()):
                     command.callback = _with_context(command.callback, signature)
     app.add_typer(commands, name="context")
 
@@ -92,14 +93,47 @@ def _with_context(callback: Callable[..., Any], signature: inspect.Signature) ->
     return command
 
 
-def context_of_command(url: str | None, *, config_given: bool) -> tuple[str, ServerContext] | None:
-    """Return the context of the command that runs, with its name; None if ``--admin`` or the settings apply. Raises InvalidInput."""
+def context_of_command(url: str | None, *, config_given: bool, given_by: str = "--admin") -> tuple[str, ServerContext] | None:
+    """Return the context of the command that runs, with its name; None if ``url`` or the settings apply.
+
+    ``given_by`` is the option of ``url``. Raises InvalidInput.
+    """
     option = _option.get()
     if url is None:
         return chosen_context(option, config_given=config_given)
     if option is not None:
-        raise InvalidInput("--admin and --context exclude each other")
+        raise InvalidInput(f"{given_by} and --context exclude each other")
     return None
+
+
+def broker_of(name: str, context: ServerContext, user: str) -> str:
+    """Return the URL of the broker of a context, for a login as ``user`` ("": none).
+
+    Raises InvalidInput, also if the login would be sent unencrypted to another machine.
+    """
+    if not context.broker:
+        raise InvalidInput(
+            f"context {name!r} has no address of a broker; give --broker URL, here or in `bascule context add {name}`, "
+            "or let no context apply with `bascule context use --none`"
+        )
+    check_broker(context.broker, user, f"context {name!r}: broker")
+    return context.broker
+
+
+def check_broker(url: str, user: str, where: str) -> None:
+    """Check the URL of the broker of a context, for a login as ``user`` ("": none). ``where`` says in an error where the URL is given.
+
+    The URL has no login, since the context has one. Raises InvalidInput.
+    """
+    from bascule.client.url import BrokerUrl
+    from bascule.config.fields import is_loopback
+
+    address = BrokerUrl.parse(url)
+    if "@" in url or address.user is not None or address.password is not None:
+        raise InvalidInput(f"{where}: the URL must not have a user or a password; the user of the context is that of --admin")
+    for each in address.endpoints if user else ():
+        if not each.tls and not is_loopback(each.host):
+            raise InvalidInput(f"{where}: the login of {user!r} would be sent unencrypted to {each}; use amqps")
 
 
 @commands.command(
@@ -124,6 +158,15 @@ def add(
             "--ca-file", help="Trust the certificate authorities in this PEM file (default: those of the system)", show_default=False
         ),
     ] = None,
+    broker: Annotated[
+        str,
+        typer.Option(
+            "--broker",
+            metavar="URL",
+            help="Address of the broker for commands with messages: amqps://HOST[:PORT], or failover:(URL,URL)",
+            show_default=False,
+        ),
+    ] = "",
     use: Annotated[bool, typer.Option("--use", help="Make it the current context")] = False,
 ) -> None:
     """Add a context, or replace it. The file of contexts has the paths of secrets, and no secrets without `--store-token`."""
@@ -138,7 +181,10 @@ def add(
         raise InvalidInput("give one login: a user in the URL, --token-file or --store-token")
     if user or token_file is not None or store_token:
         check_encrypted(url, "the login")
-    context = ServerContext(url, user, _absolute(password_file), _absolute(token_file), _token() if store_token else "", _absolute(ca_file))
+    if broker:
+        check_broker(broker, user, "--broker")
+    token = _token() if store_token else ""
+    context = ServerContext(url, user, _absolute(password_file), _absolute(token_file), token, _absolute(ca_file), broker)
 
     def change(content: ContextFile) -> ContextFile:
         changed = content.with_context(name, context)
@@ -167,7 +213,7 @@ def use_context(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the context", autocompletion=_names, show_default=False)] = "",
     none: Annotated[bool, typer.Option("--none", help="Use no context: the settings apply")] = False,
 ) -> None:
-    """Make a context the current one, whose admin server the commands use."""
+    """Make a context the current one, whose servers the commands use."""
     if bool(name) == none:
         raise InvalidInput("give the name of a context, or --none")
 

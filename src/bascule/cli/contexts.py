@@ -1,4 +1,4 @@
-"""Contexts: named admin servers with their logins, in a file of the user. ``bascule context`` changes the file."""
+"""Contexts: named brokers with their logins, in a file of the user. ``bascule context`` changes the file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class ServerContext:
-    """An admin server and the login for it. ``token`` is a token in the clear, which the user has asked to store."""
+    """An admin server, the address of its broker for clients, and the login.
+
+    ``token`` is a token in the clear, which the user has asked to store. ``broker`` is "" if no address is known: files of older versions
+    have no such field.
+    """
 
     url: str
     user: str = ""
@@ -30,6 +34,7 @@ class ServerContext:
     token_file: str = ""
     token: str = field(default="", repr=False)
     ca_file: str = ""
+    broker: str = ""
 
 
 @dataclass(frozen=True)

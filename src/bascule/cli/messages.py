@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bascule.cli.config import ConfigOption
-from bascule.cli.login import CaFileOption, PasswordFileOption, UserOption, credentials, warn_of_password
+from bascule.cli.context import broker_of, context_of_command
+from bascule.cli.login import CaFileOption, PasswordFileOption, UserOption, credentials, password_of, warn_of_password
 from bascule.cli.output import CsvRows, Format, FormatOption, as_json, line, note, show_result, show_rows, table
 from bascule.core.errors import InvalidInput
 from bascule.core.masking import PropertyMask
@@ -41,7 +42,7 @@ BrokerOption = Annotated[
     typer.Option(
         "--broker",
         metavar="URL",
-        help="amqp://HOST[:PORT], or amqps:// for TLS (default: the broker in the settings)",
+        help="amqp://HOST[:PORT], or amqps:// for TLS (default: the broker of the context, or of the settings)",
         show_default=False,
     ),
 ]
@@ -189,11 +190,25 @@ def browse(
 def connection_factory(
     broker: str | None, user: str | None, config: Path | None, password_file: Path | None, ca_file: Path | None
 ) -> ConnectionFactory:
-    """Return the factory for connections to a broker: to ``broker``, or to the broker in the settings. Raises InvalidInput."""
+    """Return the factory for connections to a broker: to ``broker``, to that of the context of the command, or to that in the settings.
+
+    A context also has a user with a password, and authorities; arguments replace them. Raises InvalidInput.
+    """
     from bascule.client import ConnectionFactory
 
     tls: SSLContext | None = None
-    if broker is None:
+    authorities, login = "--ca-file", None
+    found = context_of_command(broker, config_given=config is not None, given_by="--broker")
+    if found is not None:
+        name, context = found
+        if ca_file is None and context.ca_file:
+            ca_file, authorities = Path(context.ca_file), f"context {name!r}: ca_file"
+        context_user = context.user if user is None else ""
+        broker = broker_of(name, context, context_user)
+        if context_user:
+            file = Path(context.password_file) if context.password_file else None
+            login = context_user, password_of(context_user, password_file or file)
+    elif broker is None:
         from bascule.config import load
 
         settings = load(config).settings.broker
@@ -208,8 +223,8 @@ def connection_factory(
     if ca_file is not None:
         from bascule.server.tls import authorities_context
 
-        tls = authorities_context(ca_file, "--ca-file")
-    login = credentials(user, password_file)
+        tls = authorities_context(ca_file, authorities)
+    login = login or credentials(user, password_file)
     if login is None:
         return ConnectionFactory(broker, tls=tls)
     return ConnectionFactory(broker, user=login[0], password=login[1], tls=tls)

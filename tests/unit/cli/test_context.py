@@ -1,5 +1,5 @@
 # ruff: noqa: F811 - a test has the names of its fixtures as parameters
-"""Contexts: named admin servers with their logins, and which of them a command uses."""
+"""Contexts: named brokers with their logins, and which of them a command uses."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def served(broker: Broker) -> Broker:
     return broker
 
 
-def test_option_exists_for_each_command_that_has_the_address_of_an_admin_server_and_no_other() -> None:
+def test_option_exists_for_each_command_that_has_the_address_of_a_server_and_no_other() -> None:
     found = {name: {option for each in command.params for option in each.opts} for name, command in commands(typer.main.get_command(app))}
-    with_address = {name for name, options in found.items() if "--admin" in options} - {"context add", "user certificate"}
+    with_address = {name for name, options in found.items() if options & {"--admin", "--broker"}} - {"context add", "user certificate"}
     assert {name for name, options in found.items() if "--context" in options} == with_address
     assert len(with_address) > 30
 
