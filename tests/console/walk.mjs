@@ -132,6 +132,11 @@ const steps = {
     await enter(page, "id", "ID:nobody");
     await press(page, "Search");
     await shows(page, "No message with this id");
+    await page.$eval("main input[name=follow]", (box) => box.click());
+    await shows(page, "Following.");
+    await page.waitForResponse((answer) => answer.url().includes("/messages/life?"));
+    await page.$eval("main input[name=follow]", (box) => box.click());
+    await hidesText(page, "Following.");
   },
   async "hostile headers, properties and bodies are text"() {
     await page.goto(`${process.env.ADMIN}/console/#/messages?queue=hostile`);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -20,7 +20,7 @@ from bascule.cli.log import LogFormatOption, LogLevelOption, settings_with_log
 from bascule.cli.output import CsvRows, Format, FormatOption, as_json, line, note, printable, show_document, table
 from bascule.cli.progress import progress
 from bascule.cli.times import time_of_option
-from bascule.core.errors import InvalidInput
+from bascule.core.errors import Unavailable
 from bascule.core.times import TIME_FORMS
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Records of the journal that are read by default: about a minute.
 LIMIT: Final = 10_000_000
-#: Interval, in seconds, at which ``--follow`` looks at the target topics and the audit topic again.
+#: Interval, in seconds, at which ``--follow`` looks at the target topics and the audit topic again, or asks the broker again.
 LOOK_S: Final = 2.0
 #: The interval is longer if a look takes long: the pause is at least this many times as long as the look.
 LOOK_PAUSES: Final = 4.0
@@ -70,9 +70,7 @@ def why(
     since_ms = time_of_option("--since", since) if since else None
     client = server_of_command(admin, config)
     if client is not None:
-        if follow:
-            raise InvalidInput("--follow reads Kafka itself; give --config, and no --admin and no context")
-        _ask(client, message_id, since_ms, output)
+        _ask(client, message_id, since_ms, output, follow=follow)
         return
     settings = with_own_access(settings_with_log(config, log_format, log_level))
     from bascule.core.masking import PropertyMask
@@ -95,13 +93,71 @@ def why(
         raise typer.Exit(1)
 
 
-def _ask(client: AdminApiClient, message_id: str, since_ms: int | None, output: Format) -> None:
+def _ask(client: AdminApiClient, message_id: str, since_ms: int | None, output: Format, *, follow: bool) -> None:
     """Print what the broker finds. Raises InvalidInput, Unavailable."""
-    last_s = max(1, math.ceil(time.time() - since_ms / 1000)) if since_ms is not None else 0
-    said = client.look_within(LIFE_TIMEOUT_S, "messages/life", id=message_id, last_s=last_s)
-    show_document(said, output, partial(_show, said, events=True))
-    if not said["messages"] and not said["branches"]:
+
+    def look() -> dict[str, Any]:
+        last_s = max(1, math.ceil(time.time() - since_ms / 1000)) if since_ms is not None else 0
+        found: dict[str, Any] = client.look_within(LIFE_TIMEOUT_S, "messages/life", id=message_id, last_s=last_s)
+        return found
+
+    said = _last(_followed(look, _row_shower(output))) if follow else look()
+    if said is not None:
+        _show_answer(said, output, followed=follow)
+    if said is None or not (said["messages"] or said["branches"]):
         raise typer.Exit(1)
+
+
+def _last(answers: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the last answer before the end, or before Ctrl-C; None if there was none."""
+    last: dict[str, Any] | None = None
+    with suppress(KeyboardInterrupt):
+        for answer in answers:
+            last = answer
+    return last
+
+
+def _followed(look: Callable[[], dict[str, Any]], show: Callable[[dict[str, Any]], None]) -> Iterator[dict[str, Any]]:
+    """Yield the answers of the broker until the message has ended, and show each event of them once.
+
+    The message has ended in the last two answers, since the last events may be younger than the first of these. If the broker is
+    unavailable after the first answer, it is asked again.
+    """
+    shown: Counter[str] = Counter()
+    said: dict[str, Any] | None = None
+    ended = unavailable = False
+    while True:
+        began_s = time.monotonic()
+        try:
+            said = look()
+        except Unavailable as error:
+            if said is None:
+                raise
+            if not unavailable:
+                note(f"{error}; asking again until the broker answers")
+            unavailable = True
+        else:
+            unavailable = False
+            _show_new(said["events"], shown, show)
+            yield said
+            if ended and said["ended"]:
+                return
+            ended = said["ended"]
+        time.sleep(pause_s(time.monotonic() - began_s))
+
+
+def _show_new(events: list[dict[str, Any]], shown: Counter[str], show: Callable[[dict[str, Any]], None]) -> None:
+    """Show the events that are not ``shown`` yet. Two events may be equal."""
+    there = Counter(map(as_json, events))
+    for event in events:
+        if shown[key := as_json(event)] < there[key]:
+            shown[key] += 1
+            show(event)
+
+
+def pause_s(took_s: float) -> float:
+    """Return the pause, in seconds, after a look that took this time."""
+    return max(LOOK_S, LOOK_PAUSES * took_s)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -141,36 +197,39 @@ def _follow(question: MessageQuestion, output: Format) -> None:
         if (began_s := time.monotonic()) > look_due_s:
             question.look_elsewhere()
             took_s = time.monotonic() - began_s
-            look_due_s = time.monotonic() + max(LOOK_S, LOOK_PAUSES * took_s)
+            look_due_s = time.monotonic() + pause_s(took_s)
 
 
 def _event_shower(output: Format) -> Callable[[MessageStory, LifeEvent], None]:
     """Return a function that prints an event. It may be called again for more."""
+    show = _row_shower(output)
+    return lambda story, event: show(story.event(event))
+
+
+def _row_shower(output: Format) -> Callable[[dict[str, Any]], None]:
+    """Return a function that prints an event of an answer. It may be called again for more."""
     if output is Format.JSON:
-        return lambda story, event: line(as_json(story.event(event)))
+        return lambda event: line(as_json(event))
     if output is Format.CSV:
         rows = CsvRows(EVENT_FIELDS)
-        return lambda story, event: rows.write([story.event(event)])
-    return lambda story, event: line(_line(story, event))
+        return lambda event: rows.write([event])
+    return lambda event: line("  ".join(filter(None, (_time(event["time_ms"]), event["what"], event["queue"], event["detail"]))))
 
 
 def show_story(story: MessageStory, output: Format, *, followed: bool) -> None:
     """Print the answer. In CSV, a story whose events were ``followed`` has been printed: its rows are the events."""
+    _show_answer(story.as_dict(), output, followed=followed)
+
+
+def _show_answer(said: dict[str, Any], output: Format, *, followed: bool) -> None:
+    """Print an answer as ``show_story`` does."""
     if output is Format.JSON and followed:
-        line(as_json(story.as_dict()))
+        line(as_json(said))
     elif output is not Format.CSV or not followed:
-        said = story.as_dict()
         show_document(said, output, partial(_show, said, events=not followed))
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
-
-
-def _line(story: MessageStory, event: LifeEvent) -> str:
-    from bascule.timeline.story import life_queue
-
-    words = (_time(event.time_ms), str(event.what), life_queue(story.life, event), event.detail)
-    return "  ".join(word for word in words if word)
 
 
 def _show(said: dict[str, Any], *, events: bool) -> None:

@@ -2,6 +2,7 @@
 
 import { look } from "./api.js";
 import { address, h, moment } from "./dom.js";
+import { followLife } from "./life-follow.js";
 import { MESSAGES } from "./requests.js";
 import { grid } from "./table.js";
 
@@ -40,31 +41,49 @@ function drawn(life) {
 export default {
   title: "Message life",
   role: "edit",
-  render({ id = "", period = String(24 * HOUR_S) }) {
+  render({ id = "", period = String(24 * HOUR_S), follow = "" }) {
     const input = h("input", { name: "id", value: id, required: true, spellcheck: "false" });
     const since = h("select", { name: "period" }, PERIODS.map(([title, seconds]) => h("option", { value: seconds, selected: String(seconds) === period }, title)));
-    const answer = h("div", { role: "status" });
+    const following = h("input", { type: "checkbox", name: "follow", checked: follow === "true", onchange: () => {
+      if (id && following.checked) ask();
+      else progress.textContent = "";
+    } });
+    const progress = h("p", { class: "muted", role: "status" });
+    const answer = h("div", {});
     let asking = new AbortController();
+    let shown = "";
     const ask = () => {
       asking.abort();  // the broker ends a search whose client leaves
       const { signal } = asking = new AbortController();
-      answer.replaceChildren(h("p", { class: "muted" }, "Searching…"));
-      look(MESSAGES.life, { id, last_s: period }, { signal }).then((life) => signal.aborted || answer.replaceChildren(...drawn(life)))
-        .catch((error) => signal.aborted || answer.replaceChildren(h("p", { class: "error" }, error.message)));
+      progress.textContent = "Searching…";
+      answer.replaceChildren();
+      shown = "";
+      followLife({
+        signal,
+        follows: () => following.checked,
+        search: () => look(MESSAGES.life, { id, last_s: period }, { signal }),
+        show: (life, again) => {
+          progress.textContent = again ? "Following. The broker searches again after a pause." : following.checked ? "The message has ended." : "";
+          const text = JSON.stringify({ ...life, journal: null });
+          if (text !== shown) answer.replaceChildren(...drawn(life));  // otherwise a selection in it stays
+          shown = text;
+        },
+        fail: (error) => progress.replaceChildren(h("span", { class: "error" }, error.message)),
+      });
     };
     const go = (event) => {
       event.preventDefault();
-      const wanted = address("life", { id: input.value, period: since.value });
+      const wanted = address("life", { id: input.value, period: since.value, follow: following.checked ? "true" : "" });
       if (wanted === location.hash) ask();
       else location.hash = wanted;
     };
-    window.addEventListener("hashchange", () => asking.abort(), { once: true });
     if (id) ask();
     const element = h("div", {},
       h("p", {}, "Shows what the journal, the target topics and the audit topic record about a message. Nothing is changed."),
       h("form", { class: "card form", onsubmit: go }, h("label", {}, "Message id (JMSMessageID)", input), h("label", {}, "Search", since),
+        h("label", { class: "check" }, following, "Follow until the message has ended"),
         h("button", { class: "primary" }, "Search")),
-      answer);
-    return { element };
+      progress, answer);
+    return { element, end: () => asking.abort() };
   },
 };
