@@ -15,6 +15,7 @@ from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import QueueName
 from bascule.cli.check_result import CheckFigure, CheckResult, CheckState, above, below, finish
 from bascule.cli.config import ConfigOption
+from bascule.cli.output import Format, FormatOption
 from bascule.core.errors import InvalidInput, Unavailable
 
 commands = typer.Typer(
@@ -40,14 +41,14 @@ def register(app: typer.Typer) -> None:
 
 
 @commands.command(epilog="Example:  bascule check alive --admin http://127.0.0.1:8672")
-def alive(config: ConfigOption = None, admin: AdminOption = None) -> None:
+def alive(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
     """Check that the broker answers. CRITICAL if it does not."""
 
     def check() -> Iterator[CheckResult]:
         _said(AdminApiClient(admin, config), "livez", ("ok",))
         yield CheckResult(CheckState.OK, "the broker answers")
 
-    finish("alive", check, unreachable=CheckState.CRITICAL)
+    finish("alive", check, output, unreachable=CheckState.CRITICAL)
 
 
 @commands.command(epilog="Example:  bascule check active --standby-ok")
@@ -55,6 +56,7 @@ def active(
     standby_ok: Annotated[bool, typer.Option("--standby-ok", help="A standby that is ready to take over is OK, too")] = False,
     config: ConfigOption = None,
     admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Check that the broker serves clients. CRITICAL with the reason if it does not."""
 
@@ -63,7 +65,7 @@ def active(
         role = _said(AdminApiClient(admin, config), path, known)
         yield CheckResult(CheckState.OK, f"the broker is {role}")
 
-    finish("active", check, unreachable=CheckState.CRITICAL)
+    finish("active", check, output, unreachable=CheckState.CRITICAL)
 
 
 def _said(client: AdminApiClient, path: str, known: tuple[str, ...]) -> str:
@@ -74,9 +76,39 @@ def _said(client: AdminApiClient, path: str, known: tuple[str, ...]) -> str:
     return word
 
 
+@commands.command(epilog="Example:  bascule check brokers --warning 2 --critical 1")
+def brokers(
+    warning: WarningOption = 2,
+    critical: CriticalOption = 1,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Check that at least as many brokers run as the limits: the active one and its standbys. CRITICAL if none is elected.
+
+    A broker that was killed counts until its session at Kafka ends.
+    """
+
+    def check() -> Iterator[CheckResult]:
+        found = AdminApiClient(admin, config).look("brokers")
+        figure = CheckFigure("brokers", len(found), warning, critical)
+        names = ", ".join(each["name"] + (" (elected)" if each["elected"] else "") for each in found)
+        if any(each["elected"] for each in found):
+            yield CheckResult(below(len(found), warning, critical), f"{len(found)} brokers: {names}", (figure,))
+        else:
+            yield CheckResult(CheckState.CRITICAL, f"no broker is elected; {len(found)} brokers stand for election: {names}", (figure,))
+
+    finish("brokers", check, output)
+
+
 @commands.command(epilog="Example:  bascule check depth orders --warning 1000 --critical 10000")
 def depth(
-    name: QueueName, warning: WarningOption = None, critical: CriticalOption = None, config: ConfigOption = None, admin: AdminOption = None
+    name: QueueName,
+    warning: WarningOption = None,
+    critical: CriticalOption = None,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Check that a queue has at most as many messages as the limits: waiting, with consumers, and delayed messages together."""
 
@@ -84,7 +116,7 @@ def depth(
         queue = AdminApiClient(admin, config).look("queues", name=name)
         yield _depth(queue["name"], queue["messages"] + queue["delivering"] + queue["delayed"], warning, critical)
 
-    finish("depth", check)
+    finish("depth", check, output)
 
 
 def _depth(name: str, messages: int, warning: float | None, critical: float | None) -> CheckResult:
@@ -94,7 +126,12 @@ def _depth(name: str, messages: int, warning: float | None, critical: float | No
 
 @commands.command(epilog="Example:  bascule check consumers orders --warning 2 --critical 1")
 def consumers(
-    name: QueueName, warning: WarningOption = None, critical: CriticalOption = None, config: ConfigOption = None, admin: AdminOption = None
+    name: QueueName,
+    warning: WarningOption = None,
+    critical: CriticalOption = None,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Check that a queue has at least as many consumers as the limits."""
 
@@ -103,12 +140,17 @@ def consumers(
         figure = CheckFigure(f"{name} consumers", count, warning, critical)
         yield CheckResult(below(count, warning, critical), f"{name} has {count:,} consumers", (figure,))
 
-    finish("consumers", check)
+    finish("consumers", check, output)
 
 
 @commands.command(epilog="Example:  bascule check age orders --warning 60 --critical 600")
 def age(
-    name: QueueName, warning: WarningOption = None, critical: CriticalOption = None, config: ConfigOption = None, admin: AdminOption = None
+    name: QueueName,
+    warning: WarningOption = None,
+    critical: CriticalOption = None,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Check that the next message of a queue is at most as old as the limits, in seconds since its JMSTimestamp.
 
@@ -128,12 +170,16 @@ def age(
         figure = CheckFigure(f"{name} age", round(age_s, 3), warning, critical, "s")
         yield CheckResult(above(age_s, warning, critical), f"the next message of {name} is {age_s:,.0f} s old", (figure,))
 
-    finish("age", check)
+    finish("age", check, output)
 
 
 @commands.command("dead-letters", epilog="Example:  bascule check dead-letters --warning 0 --critical 100")
 def dead_letters(
-    warning: WarningOption = 0, critical: CriticalOption = None, config: ConfigOption = None, admin: AdminOption = None
+    warning: WarningOption = 0,
+    critical: CriticalOption = None,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Check that the dead-letter queue has at most as many messages as the limits. By default one message is a WARNING."""
 
@@ -141,7 +187,7 @@ def dead_letters(
         found = AdminApiClient(admin, config).look("overview")
         yield _depth(found["dead_letter_address"], found["dead_letters"], warning, critical)
 
-    finish("dead-letters", check)
+    finish("dead-letters", check, output)
 
 
 @commands.command(epilog="Example:  bascule check pipelines --warning 1000 --critical 100000")
@@ -153,6 +199,7 @@ def pipelines(
     critical: CriticalOption = None,
     config: ConfigOption = None,
     admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Check the state of diverts and ingresses, and that their lag in records does not exceed the limits.
 
@@ -167,7 +214,7 @@ def pipelines(
             raise InvalidInput(f"there is no divert or ingress {min(unknown)!r:.60}")
         yield from (_pipeline(each, warning, critical) for each in found if not name or each["name"] in name)
 
-    finish("pipelines", check)
+    finish("pipelines", check, output)
 
 
 def _pipeline(found: dict[str, Any], warning: float | None, critical: float | None) -> CheckResult:
@@ -184,7 +231,13 @@ def _pipeline(found: dict[str, Any], warning: float | None, critical: float | No
 
 
 @commands.command(epilog="Example:  bascule check certificates --warning 30 --critical 7")
-def certificates(warning: WarningOption = 30, critical: CriticalOption = 7, config: ConfigOption = None, admin: AdminOption = None) -> None:
+def certificates(
+    warning: WarningOption = 30,
+    critical: CriticalOption = 7,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """Check that the certificates of the broker's listeners are valid for at least as many days as the limits."""
 
     def check() -> Iterator[CheckResult]:
@@ -199,11 +252,17 @@ def certificates(warning: WarningOption = 30, critical: CriticalOption = 7, conf
             said = f"{setting} expires in {days:,.1f} days" if days > 0 else f"{setting} has expired"
             yield CheckResult(CheckState.CRITICAL if days <= 0 else below(days, warning, critical), said, (figure,))
 
-    finish("certificates", check)
+    finish("certificates", check, output)
 
 
 @commands.command(epilog="Example:  bascule check memory --warning 70 --critical 90")
-def memory(warning: WarningOption = 75, critical: CriticalOption = 90, config: ConfigOption = None, admin: AdminOption = None) -> None:
+def memory(
+    warning: WarningOption = 75,
+    critical: CriticalOption = 90,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """Check that the broker uses at most as many percent of broker.memory_bytes as the limits. CRITICAL if it blocks producers."""
 
     def check() -> Iterator[CheckResult]:
@@ -218,13 +277,19 @@ def memory(warning: WarningOption = 75, critical: CriticalOption = 90, config: C
         else:
             yield CheckResult(above(percent, warning, critical), f"{percent:.1f} % of the memory limit are used", figures)
 
-    finish("memory", check)
+    finish("memory", check, output)
 
 
 @commands.command(epilog="Example:  bascule check journal --warning 1000000000 --critical 5000000000")
-def journal(warning: WarningOption = None, critical: CriticalOption = None, config: ConfigOption = None, admin: AdminOption = None) -> None:
+def journal(
+    warning: WarningOption = None,
+    critical: CriticalOption = None,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """Check that nothing keeps more bytes of the journal than the limits. CRITICAL if unread records of a pipeline are deleted."""
-    finish("journal", partial(_journal, admin, config, warning, critical))
+    finish("journal", partial(_journal, admin, config, warning, critical), output)
 
 
 def _journal(admin: str | None, config: Any, warning: float | None, critical: float | None) -> Iterator[CheckResult]:

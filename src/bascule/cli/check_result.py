@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, NoReturn
 
 import typer
 
 from bascule.cli.expected_answers import unexpected_answer
-from bascule.cli.output import line, printable
+from bascule.cli.output import Format, line, printable, show_document
 from bascule.core.errors import BasculeError, Unavailable
 
 
@@ -63,31 +64,43 @@ def below(value: float, warning: float | None, critical: float | None) -> CheckS
     return CheckState.WARNING if warning is not None and value < warning else CheckState.OK
 
 
-def finish(name: str, check: Callable[[], Iterable[CheckResult]], *, unreachable: CheckState = CheckState.UNKNOWN) -> NoReturn:
-    """Run a check, print its line and exit with its state. ``unreachable`` is the state if the broker does not answer.
+def finish(
+    name: str, check: Callable[[], Iterable[CheckResult]], output: Format, *, unreachable: CheckState = CheckState.UNKNOWN
+) -> NoReturn:
+    """Run a check, print its results and exit with the worst state. ``unreachable`` is the state if the broker does not answer.
 
-    The worst results come first in the line.
+    The results are one line, as a table too, or an object of JSON or CSV. The worst results come first.
     """
+    results = sorted(_results(check, unreachable), key=lambda each: ORDER.index(each.state), reverse=True)
+    worst = results[0].state if results else CheckState.OK
+    show_document(_document(name, worst, results), output, partial(line, f"{name.upper()} {_line(worst, results)}"))
+    raise typer.Exit(worst)
+
+
+def _results(check: Callable[[], Iterable[CheckResult]], unreachable: CheckState) -> list[CheckResult]:
+    """Return the results of a check, or its error as one."""
     try:
-        worst, text = _line(check())
+        return list(check())
     except Unavailable as error:
-        worst, text = _line([CheckResult(unreachable, str(error))])
+        return [CheckResult(unreachable, str(error))]
     except BasculeError as error:
-        worst, text = _line([CheckResult(CheckState.UNKNOWN, str(error))])
+        return [CheckResult(CheckState.UNKNOWN, str(error))]
     except Exception as error:  # a crash would exit with the code of WARNING
         said = unexpected_answer(error)
         other = f"the broker gave another answer than this version of the command expects: {said}"
         why = f"unexpected error, which is a defect of the check: {error!r}" if said is None else other
-        worst, text = _line([CheckResult(CheckState.UNKNOWN, why)])
-    line(f"{name.upper()} {text}")
-    raise typer.Exit(worst)
+        return [CheckResult(CheckState.UNKNOWN, why)]
 
 
-def _line(found: Iterable[CheckResult]) -> tuple[CheckState, str]:
-    """Return the worst state of results, and their line without the name of the check."""
-    results = sorted(found, key=lambda each: ORDER.index(each.state), reverse=True)
-    worst = results[0].state if results else CheckState.OK
+def _document(name: str, worst: CheckState, results: Iterable[CheckResult]) -> dict[str, Any]:
+    """Return the results for output as JSON or CSV."""
+    found = [{"state": each.state.name, "text": each.text, "figures": [figure._asdict() for figure in each.figures]} for each in results]
+    return {"check": name, "state": worst.name, "exit_code": worst.value, "results": found}
+
+
+def _line(worst: CheckState, results: Sequence[CheckResult]) -> str:
+    """Return the line of results, the worst first, without the name of the check."""
     # The bar separates the figures from the text, and names come from clients.
     text = printable("; ".join(each.text for each in results) or "nothing to check").replace("|", "/")
     figures = printable(" ".join(str(figure) for each in results for figure in each.figures)).replace("|", "/")
-    return worst, f"{worst.name} - {text}" + (f" | {figures}" if figures else "")
+    return f"{worst.name} - {text}" + (f" | {figures}" if figures else "")

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from bascule.cli.check import commands
 from bascule.cli.check_result import CheckFigure
 from tests.unit.cli.conftest import Bascule
 from tests.unit.cli.test_administer import DETAIL, PIN, STATUS, Broker, broker  # noqa: F401 - a fixture
@@ -171,3 +174,81 @@ def test_end_of_a_certificate_that_is_no_time_is_unknown(end: str, broker: Broke
 
 def test_label_of_a_figure_is_quoted() -> None:
     assert str(CheckFigure("it's=q", 1.5, 2, None, "s")) == "'it''s_q'=1.5s;2;"
+
+
+ELECTED = {"name": "b-1", "host": "10.0.0.1", "elected": True, "this": False}
+STANDBY = {"name": "b-2", "host": "10.0.0.2", "elected": False, "this": True}
+
+
+@pytest.mark.parametrize(
+    ("found", "arguments", "code", "line"),
+    [
+        ([ELECTED, STANDBY], (), 0, "BROKERS OK - 2 brokers: b-1 (elected), b-2 | 'brokers'=2;2;1"),
+        ([ELECTED], (), 1, "BROKERS WARNING - 1 brokers: b-1 (elected) | 'brokers'=1;2;1"),
+        ([ELECTED, STANDBY], ("-w", "4", "-c", "3"), 2, "BROKERS CRITICAL - 2 brokers: b-1 (elected), b-2 | 'brokers'=2;4;3"),
+        (
+            [STANDBY, STANDBY | {"name": "b-3"}], (), 2,
+            "BROKERS CRITICAL - no broker is elected; 2 brokers stand for election: b-2, b-3 | 'brokers'=2;2;1",
+        ),
+    ],
+)  # fmt: skip
+def test_brokers_are_counted_and_one_must_be_elected(
+    found: list[dict[str, Any]], arguments: tuple[str, ...], code: int, line: str, broker: Broker, bascule: Bascule
+) -> None:
+    broker.answers["/brokers"] = (200, found)
+    assert bascule("check", "brokers", *arguments, "--admin", broker.url) == (code, line + "\n", "")
+
+
+def test_brokers_are_unknown_without_kafka(broker: Broker, bascule: Bascule) -> None:
+    broker.answers["/brokers"] = (503, {"error": "could not describe group g: Kafka does not answer"})
+    done = bascule("check", "brokers", "--admin", broker.url)
+    assert (done.returncode, done.stdout) == (3, "BROKERS UNKNOWN - could not describe group g: Kafka does not answer\n")
+
+
+#: All checks, with what they need, and the exit code for the answers of ``every_answer``.
+CHECKS: Final = {
+    "alive": ((), 0), "active": ((), 2), "brokers": ((), 1), "depth": (("q", "-c", "3"), 2), "consumers": (("q",), 0), "age": (("q",), 0),
+    "dead-letters": ((), 1), "pipelines": ((), 0), "certificates": ((), 3), "memory": ((), 2), "journal": (("-w", "30"), 1),
+}  # fmt: skip
+
+
+@pytest.fixture
+def every_answer(broker: Broker) -> Broker:
+    broker.answers |= {
+        "/livez": (200, "ok"), "/active": (503, "Kafka is away"), "/brokers": (200, [ELECTED]), "/queues": (200, DETAIL),
+        "/messages": (200, {"messages": []}), "/overview": (200, OVERVIEW), "/diverts": (200, [RUNNING]), "/ingresses": (200, []),
+        "/metrics": (200, "no metrics"),
+    }  # fmt: skip
+    return broker
+
+
+def test_tests_of_formats_have_every_check() -> None:
+    assert CHECKS.keys() == {each.name or each.callback.__name__ for each in commands.registered_commands if each.callback is not None}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_check_has_the_same_exit_code_in_every_format(name: str, every_answer: Broker, bascule: Bascule) -> None:
+    arguments, code = CHECKS[name]
+    said = {
+        output: bascule("check", name, *arguments, "--admin", every_answer.url, "-o", output) for output in ("table", "wide", "json", "csv")
+    }
+    assert [(each.returncode, each.stderr) for each in said.values()] == [(code, "")] * 4
+    assert said["wide"] == said["table"] == bascule("check", name, *arguments, "--admin", every_answer.url)
+    document = json.loads(said["json"].stdout)
+    assert (document["check"], document["exit_code"]) == (name, code)
+    assert said["table"].stdout.startswith(f"{name.upper()} {document['state']} - {document['results'][0]['text']}")
+    values = dict(list(csv.reader(io.StringIO(said["csv"].stdout)))[1:])
+    assert (values["check"], values["exit_code"], values["state"]) == (name, str(code), document["state"])
+    assert values["results.0.text"] == document["results"][0]["text"]
+
+
+def test_document_has_the_worst_result_first_and_all_figures(broker: Broker, bascule: Bascule) -> None:
+    broker.answers |= {"/diverts": (200, [RUNNING, RUNNING | {"name": "bad|name", "state": "failed"}]), "/ingresses": (200, [])}
+    said = json.loads(bascule("check", "pipelines", "-w", "9", "--admin", broker.url, "--format", "json").stdout)
+    bad, good = said["results"]
+    assert (bad["state"], bad["text"], good["state"]) == ("CRITICAL", "divert bad|name is failed", "OK")
+    assert good["figures"] == [{"label": "divert orders lag", "value": 5, "warning": 9, "critical": None, "unit": ""}]
+    broker.answers["/diverts"] = (200, [])
+    assert json.loads(bascule("check", "pipelines", "--admin", broker.url, "-o", "json").stdout) == {
+        "check": "pipelines", "state": "OK", "exit_code": 0, "results": [],
+    }  # fmt: skip
