@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
-from bascule.cli.administer import QueueName, SelectorOption, connections, queues
+from bascule.cli.administer import SUBSCRIPTION_COLUMNS, QueueName, SelectorOption, connections, queues, subscriptions
 from bascule.cli.config import ConfigOption
-from bascule.cli.lists import add_list
-from bascule.cli.output import Format, FormatOption, as_json, line, note, show_rows
+from bascule.cli.lists import SEARCHED_MAX, ListChoice, add_list, listed
+from bascule.cli.output import Format, FormatOption, as_json, cell, line, note, show_document, show_rows, table
+from bascule.core.errors import InvalidInput
 
-topics = typer.Typer(help="List topics.", epilog="Example:  bascule topic list", no_args_is_help=True)
+topics = typer.Typer(help="Show topics.", epilog="Example:  bascule topic list", no_args_is_help=True)
 
 MESSAGE_COLUMNS = ("id", "state", "message_id", "type", "body_kind", "body", "bytes")
 TOPIC_COLUMNS = ("name", "subscriptions", "messages", "consumers")
@@ -74,6 +75,59 @@ add_list(
     topics, "topics", TOPIC_COLUMNS, text="Show topics with their number of subscriptions.",
     example="bascule topic list",
 )  # fmt: skip
+
+
+@topics.command("show", epilog="Example:  bascule topic show news.prices")
+def show_topic(
+    name: Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic")],
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show a topic with its subscriptions."""
+    client = AdminApiClient(admin, config)
+    topic = next((each for each in _found(client, "topics", name) if each["name"] == name), None)
+    if topic is None:
+        raise InvalidInput(f"there is no topic {name!r:.80}: it has no subscription, and is not in the settings of the broker")
+    rows = [each for each in _found(client, "subscriptions", name) if each["topic"] == name]
+
+    def draw() -> None:
+        table(("topic", ""), topic.items())
+        if rows:
+            show_rows(rows, SUBSCRIPTION_COLUMNS, output)
+
+    show_document({**topic, "subscription_list": rows}, output, draw)
+
+
+@subscriptions.command("show", epilog="Example:  bascule subscription show billing.prices")
+def show_subscription(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription, as `subscription list` shows it")],
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show a subscription of a topic, its consumers, and the effective settings of its queue (times in ms)."""
+    client = AdminApiClient(admin, config)
+    found = next((each for each in _found(client, "subscriptions", name) if each["name"] == name), None)
+    if found is None:
+        raise InvalidInput(f"there is no subscription {name!r:.80}; `bascule subscription list` shows the names")
+    # A queue may have the name of the subscription, too.
+    queue = client.look("queues", name=f"subscription://{name}")
+    subscription = {**found, **{field: queue[field] for field in ("bytes", "delayed", "full", "consumer_list", "settings")}}
+
+    def draw() -> None:
+        fields = (item for item in subscription.items() if item[0] not in ("consumer_list", "settings"))
+        table(("subscription", ""), ((field, cell(value)) for field, value in fields))
+        if consumers := subscription["consumer_list"]:
+            show_rows(consumers, tuple(consumers[0]), output)
+        table(("setting", "value"), subscription["settings"].items())
+
+    show_document(subscription, output, draw)
+
+
+def _found(client: AdminApiClient, kind: str, name: str) -> list[dict[str, Any]]:
+    """Return the entries of a list whose names, or other texts, contain a name. Raises InvalidInput, Unavailable."""
+    return listed(client, kind, ListChoice(search=name[:SEARCHED_MAX]))
 
 
 @connections.command("show", epilog="Example:  bascule connection show 127.0.0.1:50312")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.test_administer import Broker, _elsewhere, broker, part, run
+from bascule.server.listing import SEARCH_MAX
+from tests.unit.cli.test_administer import DETAIL, Broker, _elsewhere, broker, part, run
 
 __all__ = ["_elsewhere", "broker"]  # fixtures
 
@@ -16,6 +17,10 @@ MESSAGE = {
     "bytes": 9,
 }  # fmt: skip
 TOPIC = {"name": "news", "subscriptions": 2, "messages": 5, "consumers": 1}
+SUBSCRIPTION = {
+    "name": "billing.prices", "topic": "news", "durable": True, "selector": "n = 1", "messages": 3, "delivering": 0, "consumers": 1,
+    "unused_since_ms": 0,
+}  # fmt: skip
 LINK = {"role": "consumer", "address": "orders", "queue": "orders", "selector": "n = 1", "unsettled": 0, "credit": 9}
 STATE = {"origin": "runtime", "enabled": True, "state": "waiting for coverage", "wanted": "running", "records_per_s": 1.5, "error": ""}
 FLOW = {
@@ -69,3 +74,48 @@ def test_answer_that_is_not_json_is_reported(broker: Broker, monkeypatch: pytest
     broker.answers["/flow"] = (200, None)
     assert run(monkeypatch, "flow", "--admin", broker.url) == 2
     assert "is not the admin server of a broker: its answer is not JSON" in capsys.readouterr().err
+
+
+def test_topic_is_shown_with_its_subscriptions_alone(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = SUBSCRIPTION | {"name": "news", "topic": "news.late"}, SUBSCRIPTION | {"name": "x", "topic": "NEWS"}
+    broker.answers |= {
+        "/list/topics": (200, part(TOPIC | {"name": "NEWS", "messages": 77}, TOPIC)),
+        "/list/subscriptions": (200, part(SUBSCRIPTION, *others)),
+    }
+    assert run(monkeypatch, "topic", "show", "news", "--admin", broker.url, "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out) == {**TOPIC, "subscription_list": [SUBSCRIPTION]}
+    assert [path for path, _ in broker.asked] == [f"/list/{kind}?offset=0&limit=500&search=news" for kind in ("topics", "subscriptions")]
+    assert run(monkeypatch, "topic", "show", "news", "--admin", broker.url) == 0
+    said = capsys.readouterr().out
+    assert [each for each in ("news", "5", "billing.prices", "n = 1") if each not in said] == []
+    assert "news.late" not in said
+    assert run(monkeypatch, "topic", "show", "new", "--admin", broker.url) == 2
+    assert "there is no topic 'new': it has no subscription, and is not in the settings" in capsys.readouterr().err
+
+
+def test_subscription_is_shown_with_the_consumers_and_settings_of_its_queue(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.answers |= {
+        "/list/subscriptions": (200, part(SUBSCRIPTION | {"name": "billing.prices.late"}, SUBSCRIPTION)),
+        "/queues?name=subscription%3A%2F%2Fbilling.prices": (200, DETAIL),
+    }
+    assert run(monkeypatch, "subscription", "show", "billing.prices", "--admin", broker.url, "-o", "json") == 0
+    more = {field: DETAIL[field] for field in ("bytes", "delayed", "full", "consumer_list", "settings")}
+    assert json.loads(capsys.readouterr().out) == {**SUBSCRIPTION, **more}
+    assert run(monkeypatch, "subscription", "show", "billing.prices", "--admin", broker.url) == 0
+    said = capsys.readouterr().out
+    assert [each for each in ("billing.prices", "news", "127.0.0.1:5", "max_messages") if each not in said] == []
+    assert run(monkeypatch, "subscription", "show", "billing", "--admin", broker.url) == 2
+    assert "there is no subscription 'billing'" in capsys.readouterr().err
+
+
+def test_name_that_is_longer_than_a_search_is_found(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "n" * 300
+    broker.answers |= {"/list/topics": (200, part(TOPIC | {"name": name})), "/list/subscriptions": (200, part())}
+    assert run(monkeypatch, "topic", "show", name, "--admin", broker.url) == 0
+    assert broker.asked[0][0] == f"/list/topics?offset=0&limit=500&search={'n' * SEARCH_MAX}"

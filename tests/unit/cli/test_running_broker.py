@@ -170,6 +170,22 @@ async def test_broker_tells_what_happened_to_a_message(
 
 
 @run_async
+async def test_topic_and_subscription_are_shown(kafka: KafkaInMemory, tmp_path: Path, bascule: Bascule) -> None:
+    async with serving(kafka, tmp_path) as broker:
+        for topic in ("news.prices", "news.prices.late"):
+            await answer(bascule, broker, "subscription", "create", topic, "--topic", topic, "--shared", "--selector", "n = 1")
+        shown = await answer(bascule, broker, "topic", "show", "news.prices")
+        (found,) = shown["subscription_list"]
+        assert (shown["subscriptions"], found["topic"], found["selector"]) == (1, "news.prices", "n = 1")
+        one = await answer(bascule, broker, "subscription", "show", found["name"])
+        assert (one["topic"], one["durable"], one["consumer_list"], one["full"]) == ("news.prices", True, [], False)
+        assert "deliveries_max" in one["settings"]
+        drawn = await called(bascule, "subscription", "show", found["name"], "--admin", admin(broker))
+        assert (drawn.returncode, "news.prices" in drawn.stdout, "deliveries_max" in drawn.stdout) == (0, True, True)
+        assert (await called(bascule, "topic", "show", "news", "--admin", admin(broker))).returncode == 2
+
+
+@run_async
 async def test_broker_without_a_dead_letter_yet_has_none(kafka: KafkaInMemory, tmp_path: Path, bascule: Bascule) -> None:
     async with serving(kafka, tmp_path) as broker:
         assert await answer(bascule, broker, "dead-letters", "list") == []
