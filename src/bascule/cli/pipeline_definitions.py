@@ -37,6 +37,12 @@ WaitOption = Annotated[
     float, typer.Option("--wait-s", min=0, help="Wait at most this time in seconds until the driver has done it; 0 = do not wait")
 ]
 
+#: What a command says if the driver has not followed in time, by the state of the pipeline in which no driver has begun it.
+_NOT_FOLLOWED: Final = {
+    "unassigned": "stored, but no driver has begun it within {:g} s; it begins when a driver runs. Start the pipelines",
+    "waiting for coverage": "stored, but no active broker has confirmed within {:g} s that its journal covers it; a driver begins it then",
+}
+
 #: Adds a command: name, function, help, and the example of its help.
 Add = Callable[[str, Callable[..., None], str, str], None]
 
@@ -114,7 +120,7 @@ def _delete_command(kind: str, path: Callable[..., str]) -> Callable[..., None]:
         deadline_s = time.monotonic() + wait_s
         while wait_s and any(each["name"] == name for each in client.look(path(kind))):
             if time.monotonic() > deadline_s:
-                note(f"the driver has not deleted it within {wait_s:g} s; it will when it runs. See its log")
+                note(f"no driver has deleted it within {wait_s:g} s; a driver deletes it when it runs. If one runs, see its log")
                 raise typer.Exit(1)
             time.sleep(LOOK_S)
         show_result(answer, output)
@@ -162,7 +168,7 @@ def _awaited(status: Callable[[], dict[str, Any]], revision: int, wait_s: float)
         if wait_s == 0:
             break
         if time.monotonic() > deadline_s:
-            note(f"stored, but the driver has not followed within {wait_s:g} s; it will when it runs. See its log")
+            note(_NOT_FOLLOWED.get(found["state"], "stored, but the driver has not followed within {:g} s. See its log").format(wait_s))
             raise typer.Exit(1)
         time.sleep(LOOK_S)
     # A pipeline that an administrator has stopped has no error; one whose user may not consume is stopped with the reason.

@@ -60,7 +60,7 @@ def test_delete_waits_until_the_ingress_is_gone(
     answer = {"name": "in", "kind": "ingress"}
     broker.answers |= {"/ingresses/in": (202, answer), "/ingresses": (200, [{"name": "in"}])}
     assert run(monkeypatch, "ingress", "delete", "in", "--wait-s", "0.001", "--admin", broker.url) == 1
-    assert "the driver has not deleted it within 0.001 s" in capsys.readouterr().err
+    assert "no driver has deleted it within 0.001 s; a driver deletes it when it runs. If one runs, see its log" in capsys.readouterr().err
     assert run(monkeypatch, "ingress", "delete", "in", "--wait-s", "0", "--admin", broker.url) == 0
     broker.answers["/ingresses"] = (200, [{"name": "other"}])
     assert run(monkeypatch, "ingress", "delete", "in", "--admin", broker.url) == 0
@@ -84,6 +84,27 @@ def test_create_waits_until_the_driver_uses_the_revision(
     assert run(monkeypatch, "ingress", "create", "in", "topics=a", "--wait-s", "0", "--admin", broker.url) == (
         status == {"state": "failed"}
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("unassigned", "stored, but no driver has begun it within 0.001 s; it begins when a driver runs. Start the pipelines\n"),
+        ("waiting for coverage", "stored, but no active broker has confirmed within 0.001 s that its journal covers it; "),
+    ],
+)
+@pytest.mark.parametrize("verb", ["create", "change"])
+def test_no_log_is_named_if_no_driver_runs(
+    verb: str, state: str, said: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = STATUS | {"name": "late", "state": state, "reported_revision": None, "error": ""}
+    answer = {"name": "late", "kind": "divert", "revision": 1}
+    broker.answers |= {"/diverts": (202, answer), "/diverts/late/status": (200, status), "/diverts/late/config": (202, answer)}
+    broker.answers |= {"/diverts/late": (200, {"name": "late", "config": {"from": "a", "to": "b"}, "revision": 1})}
+    assert run(monkeypatch, "divert", verb, "late", "from=a", "to=b", "--wait-s", "0.001", "--admin", broker.url) == 1
+    noted = capsys.readouterr().err
+    assert noted.startswith(said)
+    assert "log" not in noted
 
 
 @pytest.mark.parametrize(
