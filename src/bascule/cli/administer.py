@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
+from bascule.cli.completed_names import queue_names
 from bascule.cli.config import ConfigOption
 from bascule.cli.lists import add_list
 from bascule.cli.output import Format, FormatOption, cell, note, show_document, show_result, show_rows, table
@@ -35,7 +36,9 @@ BRANCH_COLUMNS = ("xid", "state", "since", "sent", "received", "bytes", "user")
 CONNECTION_COLUMNS = ("id", "client_id", "user", "producers", "consumers", "transactions")
 DEAD_LETTER_COLUMNS = ("message_id", "address", "queue", "reason", "deliveries", "moved_at", "bytes")
 
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue, or of the queue of a subscription")]
+QueueName = Annotated[
+    str, typer.Argument(metavar="QUEUE", help="Name of the queue, or of the queue of a subscription", autocompletion=queue_names)
+]
 BranchXid = Annotated[str, typer.Argument(metavar="XID", help="Xid of the branch, as `branch list` shows it")]
 SelectorOption = Annotated[str, typer.Option("--selector", help="Select only messages that match this JMS selector")]
 IdsOption = Annotated[
@@ -44,7 +47,14 @@ IdsOption = Annotated[
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Delete the queue even if it has messages or consumers")]
 DeadLettersOption = Annotated[
-    str, typer.Option("--queue", metavar="QUEUE", help="Queue that contains them (default: the dead-letter address)", show_default=False)
+    str,
+    typer.Option(
+        "--queue",
+        metavar="QUEUE",
+        help="Queue that contains them (default: the dead-letter address)",
+        show_default=False,
+        autocompletion=queue_names,
+    ),
 ]
 
 
@@ -97,7 +107,12 @@ def show_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption 
 
 
 @queues.command("create", epilog="Example:  bascule queue create orders")
-def create_queue(name: QueueName, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+def create_queue(
+    name: Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the new queue")],
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
     """Create a queue that the broker does not delete when it is unused."""
     _done(AdminApiClient(admin, config).act("queues/create", name=name), output)
 
@@ -118,7 +133,7 @@ def purge_queue(
 @queues.command("move", epilog='Example:  bascule queue move orders orders.later --selector "priority < 3"')
 def move_queue(
     name: QueueName,
-    to: Annotated[str, typer.Argument(metavar="TO", help="Name of the target queue")],
+    to: Annotated[str, typer.Argument(metavar="TO", help="Name of the target queue", autocompletion=queue_names)],
     selector: SelectorOption = "",
     ids: IdsOption = None,
     config: ConfigOption = None,

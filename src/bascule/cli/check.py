@@ -14,6 +14,7 @@ import typer
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import QueueName
 from bascule.cli.check_result import CheckFigure, CheckResult, CheckState, above, below, finish
+from bascule.cli.completed_names import pipeline_names
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption
 from bascule.core.errors import InvalidInput, Unavailable
@@ -193,7 +194,10 @@ def dead_letters(
 @commands.command(epilog="Example:  bascule check pipelines --warning 1000 --critical 100000")
 def pipelines(
     name: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Names of diverts and ingresses (default: all)", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...", help="Names of diverts and ingresses (default: all)", show_default=False, autocompletion=pipeline_names
+        ),
     ] = None,
     warning: WarningOption = None,
     critical: CriticalOption = None,

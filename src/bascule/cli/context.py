@@ -93,6 +93,11 @@ def _with_context(callback: Callable[..., Any], signature: inspect.Signature) ->
     return command
 
 
+def use_context_option(name: str | None) -> None:
+    """Set the value of ``--context`` of the command whose arguments a shell completes, which does not run."""
+    _option.set(name)
+
+
 def context_of_command(url: str | None, *, config_given: bool, given_by: str = "--admin") -> tuple[str, ServerContext] | None:
     """Return the context of the command that runs, with its name; None if ``url`` or the settings apply.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
+from bascule.cli.completed_names import queue_names
 from bascule.cli.config import ConfigOption
 from bascule.cli.definition_file import (
     DEFINITIONS_VERSION,
@@ -143,7 +144,7 @@ def import_definitions(
 
 @exports.command("messages", epilog="Example:  bascule export messages orders orders.jsonl --selector \"JMSType = 'new'\"")
 def export_messages(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue")],
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue", autocompletion=queue_names)],
     file: NewFile,
     selector: SelectorOption = "",
     broker: BrokerOption = None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bascule.cli.completed_names import queue_names
 from bascule.cli.config import ConfigOption
 from bascule.cli.context import broker_of, context_of_command
 from bascule.cli.login import CaFileOption, PasswordFileOption, UserOption, credentials, password_of, warn_of_password
@@ -36,7 +37,7 @@ FIELDS = (
 )  # fmt: skip
 PROPERTY_TYPES = ("string", "boolean", "byte", "short", "int", "long", "float", "double")
 
-Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of the queue or topic")]
+Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of the queue or topic", autocompletion=queue_names)]
 BrokerOption = Annotated[
     str | None,
     typer.Option(

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
+from bascule.cli.completed_names import pipeline_names
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, note, show_result
 from bascule.core.errors import InvalidInput
@@ -23,7 +24,8 @@ WAIT_S: Final = 30.0
 #: Settings that are lists: their values are separated by commas.
 LISTS: Final = ("topics",)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline", autocompletion=pipeline_names)]
+NewName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the new pipeline")]
 SettingsArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="SETTING=VALUE", help="Settings of the pipeline, as in the configuration file", show_default=False),
@@ -81,7 +83,7 @@ def add_definition_commands(add: Add, kind: str, path: Callable[..., str]) -> No
 
 def _create_command(kind: str, path: Callable[..., str]) -> Callable[..., None]:
     def command(
-        name: Name, settings: SettingsArgument = None, file: FileOption = None, wait_s: WaitOption = WAIT_S,
+        name: NewName, settings: SettingsArgument = None, file: FileOption = None, wait_s: WaitOption = WAIT_S,
         config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
     ) -> None:  # fmt: skip
         client = AdminApiClient(admin, config)

@@ -12,6 +12,7 @@ import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption, with_query
 from bascule.cli.administer import moment
+from bascule.cli.completed_names import pipeline_names
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, as_json, line, note, show_result, show_rows
 from bascule.cli.times import time_of_option
@@ -55,7 +56,7 @@ def offsets_command(kind: str, path: Callable[..., str]) -> Callable[..., None]:
     """Return the command for a kind of pipeline. ``path`` returns the path of a page about one of them."""
 
     def command(
-        name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline in the configuration")],
+        name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline", autocompletion=pipeline_names)],
         to: ToOption = None, shift_by: ShiftOption = None, reset: ResetOption = False, topic: TopicOption = None,
         partition: PartitionOption = None,
         yes: YesOption = False, discard: DiscardOption = False, wait_s: WaitOption = WAIT_S,

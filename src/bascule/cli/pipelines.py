@@ -11,6 +11,7 @@ import typer
 
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import ingresses, moment
+from bascule.cli.completed_names import pipeline_names
 from bascule.cli.config import ConfigOption
 from bascule.cli.output import Format, FormatOption, cell, note, show_document, show_result, show_rows, table
 from bascule.cli.pipeline_definitions import add_definition_commands
@@ -34,7 +35,7 @@ REACHED: Final = {
     "stopped": ("stopped",),
 }
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline", autocompletion=pipeline_names)]
 WaitOption = Annotated[
     float, typer.Option("--wait-s", min=0, help="Wait at most this time in seconds until the driver has done it; 0 = do not wait")
 ]
