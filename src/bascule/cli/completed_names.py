@@ -6,7 +6,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from typing import Any, Final
 
 import typer
@@ -50,7 +50,7 @@ def _completed(ctx: typer.Context, incomplete: str, names: Callable[[AdminApiCli
     if given.get("broker") or given.get("topic") is True:
         return []  # the admin server of that broker is not known; a topic is no queue
     try:
-        with _silent():
+        with _without_terminal():
             use_context_option(given.get("context"))
             found = names(AdminApiClient(given.get("admin"), given.get("config")))
             return sorted({name for name in found if name.startswith(incomplete) and PLAIN.fullmatch(name)})
@@ -59,12 +59,11 @@ def _completed(ctx: typer.Context, incomplete: str, names: Callable[[AdminApiCli
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Ask for no password, and print no warning."""
+def _without_terminal() -> Iterator[None]:
+    """Ask for no password: the terminal belongs to the line that the user types."""
     stdin = sys.stdin
-    sys.stdin = io.StringIO()  # not a terminal
+    sys.stdin = io.StringIO()
     try:
-        with redirect_stderr(io.StringIO()):
-            yield
+        yield
     finally:
         sys.stdin = stdin
