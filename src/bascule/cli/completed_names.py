@@ -13,7 +13,7 @@ import typer
 
 from bascule.cli.admin import AdminApiClient
 from bascule.cli.context import use_context_option
-from bascule.cli.lists import PART, SEARCHED_MAX
+from bascule.cli.lists import PART, SEARCHED_CHARACTERS
 
 #: Timeout, in seconds, of the request: somebody waits at a prompt.
 TIMEOUT_S: Final = 1.0
@@ -28,7 +28,7 @@ def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
     def names(client: AdminApiClient) -> Iterable[Any]:
         # The broker finds names that contain the text, in any case.
-        part = client.look_within(TIMEOUT_S, "list/queues", search=incomplete[:SEARCHED_MAX], limit=PART)
+        part = client.look_within(TIMEOUT_S, "list/queues", search=incomplete[:SEARCHED_CHARACTERS], limit=PART)
         return [each["name"] for each in part["entries"]]
 
     return _completed(ctx, incomplete, names)

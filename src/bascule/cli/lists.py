@@ -15,7 +15,7 @@ from bascule.core.errors import Unavailable
 #: Entries of one request.
 PART: Final = 500
 #: Characters of a text by which the broker searches.
-SEARCHED_MAX: Final = 200
+SEARCHED_CHARACTERS: Final = 200
 #: The field that identifies an entry, for lists whose entries are not identified by name.
 _KEYS: Final = {"connections": "id", "branches": "xid"}
 

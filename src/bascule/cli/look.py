@@ -10,7 +10,7 @@ import typer
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import SUBSCRIPTION_COLUMNS, QueueName, SelectorOption, connections, queues, subscriptions
 from bascule.cli.config import ConfigOption
-from bascule.cli.lists import SEARCHED_MAX, ListChoice, add_list, listed
+from bascule.cli.lists import SEARCHED_CHARACTERS, ListChoice, add_list, listed
 from bascule.cli.output import Format, FormatOption, as_json, cell, line, note, show_document, show_rows, table
 from bascule.core.errors import InvalidInput
 
@@ -127,7 +127,7 @@ def show_subscription(
 
 def _found(client: AdminApiClient, kind: str, name: str) -> list[dict[str, Any]]:
     """Return the entries of a list whose names, or other texts, contain a name. Raises InvalidInput, Unavailable."""
-    return listed(client, kind, ListChoice(search=name[:SEARCHED_MAX]))
+    return listed(client, kind, ListChoice(search=name[:SEARCHED_CHARACTERS]))
 
 
 @connections.command("show", epilog="Example:  bascule connection show 127.0.0.1:50312")
