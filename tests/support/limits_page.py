@@ -286,6 +286,7 @@ LIMITS: Final = {
         Limit("server.client_links", "ATTACHES_SHORT_BYTES_MAX", "such attaches while producers are blocked", "reads later", "bytes"),
         Limit("server.spill", "WAITING_SHARE", "large bodies that wait to be written to spill files", "keeps them in memory", "%"),
         Limit("broker.memory", "SELECTORS_SHARE", "selectors", f"{REFUSES_LINK}{RESOURCE}", "%"),
+        Limit("broker.memory", "WINDOWS_SHARE", "duplicate windows", "forgets the oldest ids of the longest windows", "%"),
         Limit("broker.memory", "CACHES_SHARE", "caches", "empties them", "%"),
         Limit("broker.memory", "IN_FLIGHT_SHARE", "journal records in flight", "reads no more from clients", "%"),
         Limit("broker.memory", "ACTIONS_SHARE", "answers that wait for the journal", "reads nothing more from clients", "%"),
@@ -294,6 +295,7 @@ LIMITS: Final = {
     ),
     "Caches, and work in one turn": (
         Limit("broker.duplicates", "WINDOWS_MAX", "addresses with a duplicate window", "drops the half that was used least recently"),
+        Limit("broker.duplicates", "KEPT_IDS_MIN", "ids of a window, at least, while memory is short", "forgets no more ids"),
         Limit("broker.addresses", "ROUTES_MAX", "routes of addresses", "computes them again"),
         Limit("server.interruptions", "REMEMBERED_MAX", "clients remembered after an interruption", "forgets the oldest"),
         Limit("server.interruptions", "REMEMBERED_BYTES_MAX", "their names together", "forgets the oldest", "bytes"),

@@ -18,5 +18,10 @@ class Counters:
     expired_subscriptions: int = 0
     dropped: int = 0  # non-persistent messages, from full queues
     duplicates: int = 0
+    duplicate_ids_forgotten: int = 0  # by windows that used too much memory
     committed: int = 0
     rolled_back: int = 0
+
+    def forgotten(self, count: int) -> None:
+        """Count ids that duplicate windows have forgotten because they used too much memory."""
+        self.duplicate_ids_forgotten += count

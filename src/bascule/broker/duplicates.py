@@ -35,6 +35,12 @@ SWEEP_INTERVAL_MS: Final = 60_000
 SWEEP_STEPS = 5_000
 #: Steps to add the ids of one address, which may create a window.
 PENDING_STEPS: Final = 5
+#: Ids that a window keeps if all windows together use too much memory: twice the credit of a link. A producer that connects again after a
+#: failure repeats at most as many sends as its credit.
+KEPT_IDS_MIN = 2_000
+#: Ids that are forgotten in a step of about a microsecond, and windows that are examined in one.
+FORGOTTEN_PER_STEP: Final = 8
+WINDOWS_PER_STEP: Final = 4
 
 
 class DuplicateViolation(enum.StrEnum):
@@ -222,6 +228,13 @@ class DuplicateWindow:
         packed = self._last or self.segments[-1].packed
         return int(_ID.unpack_from(packed, len(packed) - ID_SIZE_BYTES)[1])
 
+    def shorten(self, count_max: int) -> int:
+        """Forget the oldest ids of one segment, so that at least ``count_max`` ids remain. Return the number of forgotten ids."""
+        before = len(self.digests)
+        if before > count_max:
+            self._forget_some(before - count_max)
+        return before - len(self.digests)
+
     def _forget(self) -> None:
         """Forget the oldest id."""
         oldest, start = self.segments[0].packed if self.segments else self._last, self._forgotten_bytes
@@ -342,6 +355,20 @@ class DuplicateWindows:
         window, digest = self.by_address.get(address), digest_of(address, scope, identity)
         return digest if window is not None and window.repeats((digest,), now_ms) else None
 
+    def shortening(self, count: int, counted: Callable[[int], object]) -> Iterator[int]:
+        """Forget at least ``count`` ids, the oldest ones of the longest windows, if so many windows have more than ``KEPT_IDS_MIN`` ids.
+
+        Yields steps. ``counted`` is called with the number of ids that were forgotten in each step. As for expired ids, nothing is
+        journaled: a broker that starts remembers all ids that the journal has, and forgets again.
+        """
+        windows = list(self.by_address.values())
+        yield len(windows) // WINDOWS_PER_STEP
+        most = _shortened([len(window.digests) for window in windows], count)
+        for window in windows:
+            while len(window.digests) > most and (forgotten := window.shorten(most)):
+                counted(forgotten)
+                yield 1 + forgotten // FORGOTTEN_PER_STEP
+
     def _drop_half(self) -> None:
         for address in sorted(self.by_address, key=lambda address: self.by_address[address].newest_ms)[: WINDOWS_MAX // 2]:
             del self.by_address[address]
@@ -364,3 +391,17 @@ class DuplicateWindows:
         self._swept = None
         if self.by_address:
             schedule.at(now_ms + SWEEP_INTERVAL_MS, self._sweep, schedule)
+
+
+def _shortened(lengths: list[int], count: int) -> int:
+    """Return the length to which the longest windows are shortened, so that ``count`` ids are forgotten; at least ``KEPT_IDS_MIN``."""
+    lengths.sort(reverse=True)
+    total = 0
+    for number, length in enumerate(lengths, 1):
+        if length <= KEPT_IDS_MIN:
+            break
+        total += length
+        following = lengths[number] if number < len(lengths) else 0
+        if total - number * following >= count:
+            return max(KEPT_IDS_MIN, (total - count) // number)
+    return KEPT_IDS_MIN

@@ -63,6 +63,7 @@ LOADED_BODIES_SHARE: Final = 0.015625  # of bodies that a starting broker loads;
 TRANSACTIONS_SHARE: Final = 0.25
 BRANCHES_SHARE: Final = 0.25
 SELECTORS_SHARE: Final = 0.125
+WINDOWS_SHARE: Final = 0.125  # of duplicate windows: above this share the longest ones forget their oldest ids
 CACHES_SHARE: Final = 0.0625  # above this share caches are emptied
 IN_FLIGHT_SHARE: Final = 0.0625  # of records in flight to the journal: above this share nothing is read from clients
 ACTIONS_SHARE: Final = 0.125  # of answers that wait for records: above this share nothing is read from clients
@@ -239,7 +240,7 @@ class MemoryAccount:
 def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:
     """Measure the parts of an engine that do not keep their own figures. Looks at each queue and each window once, in turns.
 
-    Caches that take more than their share are emptied first.
+    Caches that take more than their share are emptied first. Duplicate windows that take more than theirs forget ids.
     """
     if _cached_bytes(engine) > CACHES_SHARE * engine.memory.limit_bytes:
         caches.forget_peers()
@@ -259,10 +260,15 @@ def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:
     while found := list(islice(windows, MEASURED_AT_ONCE)):
         digests += sum([len(window.digests) for window in found])
         yield len(found)
+    windows_bytes = digests * DUPLICATE_BYTES + len(engine.windows.by_address) * WINDOW_BYTES
+    if (beyond_bytes := windows_bytes - int(WINDOWS_SHARE * engine.memory.limit_bytes)) > 0:
+        before = engine.counters.duplicate_ids_forgotten
+        yield from engine.windows.shortening(-(-beyond_bytes // DUPLICATE_BYTES), engine.counters.forgotten)
+        windows_bytes -= (engine.counters.duplicate_ids_forgotten - before) * DUPLICATE_BYTES
     parts |= {
         MemoryPart.JOURNAL: IN_FLIGHT_COPIES * (journaling.in_flight_bytes + journaling.batch.size_bytes)
         + ACTION_BYTES * journaling.actions,
-        MemoryPart.DUPLICATES: digests * DUPLICATE_BYTES + len(engine.windows.by_address) * WINDOW_BYTES,
+        MemoryPart.DUPLICATES: windows_bytes,
         MemoryPart.BRANCHES: branches.prepared_bytes + (len(branches.ended) + len(branches.forced)) * ENDED_BRANCH_BYTES,
         MemoryPart.QUEUES: (
             len(addresses.queues) * QUEUE_BYTES

@@ -35,6 +35,7 @@ COUNTERS = {
     "expired_subscriptions": "subscriptions_expired",
     "dropped": "messages_dropped",
     "duplicates": "duplicates_recognised",
+    "duplicate_ids_forgotten": "duplicate_ids_forgotten",
     "committed": "transactions_committed",
     "rolled_back": "transactions_rolled_back",
 }
@@ -66,6 +67,7 @@ HELP = {
     "subscriptions_expired": "Durable subscriptions deleted because they were not used",
     "messages_dropped": "Non-persistent messages dropped from full queues",
     "duplicates_recognised": "Repeated sends that were not stored again",
+    "duplicate_ids_forgotten": "Message ids that were forgotten early because the duplicate windows used too much memory",
     "transactions_committed": "Local transactions committed",
     "transactions_rolled_back": "Local transactions rolled back",
     "uncaught_errors": "Errors of tasks that no code has handled",
