@@ -18,11 +18,11 @@ from bascule.broker.errors import (
     BranchExists,
     BranchForced,
     JournalUnavailable,
-    ResourceLimit,
     UnknownBranch,
     UnknownTransaction,
 )
 from bascule.broker.message import BrokerMessage
+from bascule.broker.prepared_use import PreparedUse
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import LocalTransaction
 from bascule.core import crash
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from bascule.broker.commit_plan import CommitPlan
     from bascule.broker.engine import Engine
 
-#: Limits on the number and the size of prepared branches, so that transaction managers that never return cannot fill the memory.
-PREPARED_MAX = 10_000
-PREPARED_BYTES_MAX = 256 << 20
 #: Number of outcomes that are remembered for clients that did not receive the answer.
 ENDED_MAX = 10_000
 
@@ -108,7 +105,8 @@ class Branch:
 class Branches:
     """The branches of one broker, and the outcomes that the journal has stored."""
 
-    prepared: dict[Xid, Branch] = field(default_factory=dict)
+    prepared: dict[Xid, Branch] = field(default_factory=dict)  # changed only by ``add`` and ``over``, which count
+    use: PreparedUse = field(default_factory=PreparedUse)  # of ``prepared``
     forced: dict[Xid, Ended] = field(default_factory=dict)  # ended by an administrator, not forgotten yet
     ended: dict[Xid, Ending] = field(default_factory=dict)  # the last outcomes, oldest first
     #: Branches whose rollback was requested, and that may have been committed and forgotten before.
@@ -130,10 +128,17 @@ class Branches:
         """Return the number of outcomes that are remembered."""
         return ENDED_MAX if self.ended_max is None else self.ended_max
 
-    @property
-    def prepared_bytes(self) -> int:
-        """Return the total size of the journal entries of prepared branches, in bytes."""
-        return sum(len(branch.entry) for branch in self.prepared.values())
+    def add(self, branch: Branch) -> None:
+        """Add a prepared branch, perhaps in place of one with its xid."""
+        self._remove(branch.xid)
+        self.prepared[branch.xid] = branch
+        self.use.add(branch.user, len(branch.entry))
+
+    def _remove(self, xid: Xid) -> Branch | None:
+        branch = self.prepared.pop(xid, None)
+        if branch is not None:
+            self.use.remove(branch.user, len(branch.entry))
+        return branch
 
     def owner(self, xid: Xid) -> str:
         """Return the user of a branch that is prepared or that an administrator has ended; "" if it belongs to nobody."""
@@ -147,10 +152,10 @@ class Branches:
     def over(self, ended: Ended, sequence: int) -> None:
         """Apply an outcome that the journal has stored, in a record that is not behind ``sequence``."""
         again = BranchViolation.ENDED_TWICE in self.violations and ended.xid not in self.ended
-        branch = self.prepared.pop(ended.xid, None)
+        branch = self._remove(ended.xid)
         if again and branch is not None:
             branch.ending = None
-            self.prepared[ended.xid] = branch
+            self.add(branch)
         if ended.ending in FORCED:
             if BranchViolation.FORCED_ENDS_FORGOTTEN not in self.violations:
                 self.forced[ended.xid] = ended
@@ -270,7 +275,9 @@ def prepare(
             raise _lost(engine, xid)
         engine.journaling.tell(done, True)
         return
-    error = _taken(branches, xid) or transaction.doomed or engine.stalled or _no_room(engine, transaction)
+    bytes_max, limits = engine.memory.branches_max_bytes, engine.policy.user_limits
+    error = _taken(branches, xid) or transaction.doomed or engine.stalled
+    error = error or branches.use.refusal(user, transaction.size_bytes, bytes_max, limits)
     if error is not None:
         engine.rollback(transaction)
         raise TransactionRolledBack(str(error), cause=error)
@@ -287,7 +294,7 @@ def prepare(
         engine.rollback(transaction)
         raise TransactionRolledBack(str(error), cause=error) from failure
     engine.local_transactions.end(transaction)
-    branches.prepared[xid] = branch
+    branches.add(branch)
     transaction.hand_over()
     if BranchViolation.SENDS_AT_PREPARE in branches.violations:
         engine.carry_out(list(drafts_of(branch.entry)), [], len(branch.entry))
@@ -444,17 +451,6 @@ def _over(engine: Engine, branch: Branch, ended: Ended) -> None:
         if BranchViolation.ROLLBACK_UNMARKED in engine.branches.violations:
             for queue, message in branch.acks:
                 queue.counts.pop(message.position, None)
-
-
-def _no_room(engine: Engine, transaction: LocalTransaction) -> ResourceLimit | None:
-    prepared = engine.branches.prepared
-    if len(prepared) >= PREPARED_MAX:
-        return ResourceLimit(f"{len(prepared)} branches are prepared and wait for their outcome: `recover` lists them")
-    size_bytes = transaction.size_bytes + engine.branches.prepared_bytes
-    limit = min(PREPARED_BYTES_MAX, engine.memory.branches_max_bytes)
-    if prepared and size_bytes > limit:
-        return ResourceLimit(f"prepared branches would hold {size_bytes} bytes, more than {limit}: `recover` lists them")
-    return None
 
 
 def _taken(branches: Branches, xid: Xid) -> BasculeError | None:

@@ -240,7 +240,7 @@ class Loader:
                 engine.addresses.change_user(queue, content.get("user", queue.user))
         elif op == Op.PREPARED:
             branch = Branch.from_entry(entry(Op.PREPARED, value[start:end]))
-            engine.branches.prepared[branch.xid] = branch
+            engine.branches.add(branch)
         elif op == Op.ENDED:
             self._branch_ended(decode_ended(value, start, end))
         else:

@@ -269,7 +269,7 @@ def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:
         MemoryPart.JOURNAL: IN_FLIGHT_COPIES * (journaling.in_flight_bytes + journaling.batch.size_bytes)
         + ACTION_BYTES * journaling.actions,
         MemoryPart.DUPLICATES: windows_bytes,
-        MemoryPart.BRANCHES: branches.prepared_bytes + (len(branches.ended) + len(branches.forced)) * ENDED_BRANCH_BYTES,
+        MemoryPart.BRANCHES: branches.use.size_bytes + (len(branches.ended) + len(branches.forced)) * ENDED_BRANCH_BYTES,
         MemoryPart.QUEUES: (
             len(addresses.queues) * QUEUE_BYTES
             + addresses.names_bytes

@@ -31,6 +31,9 @@ class Limit(Section):
     max_transactions: AtOnce[int | None] = Field(
         default=None, ge=0, description="Maximum number of open local transactions of one user; 0 = no limit"
     )
+    max_prepared_branches: AtOnce[int | None] = Field(
+        default=None, ge=0, description="Maximum number of prepared branches of one user; 0 = only the limit for all users together"
+    )
     max_queues: AtOnce[int | None] = Field(
         default=None, ge=0, description="Maximum number of queues and subscriptions that the clients of one user have created; 0 = no limit"
     )

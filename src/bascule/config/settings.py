@@ -162,10 +162,7 @@ class Broker(AddressSettings):
         default=ByteSize(SPILL_FREE_BYTES), description="Free space on the disk of the spill files below which producers wait; 0 = no limit"
     )
     max_queues: AtOnce[int] = Field(
-        default=QUEUES_MAX,
-        ge=1,
-        le=QUEUES_MAX,
-        description="Maximum number of queues and subscriptions. A client can create queues with any name",
+        default=QUEUES_MAX, ge=1, le=QUEUES_MAX, description="Maximum number of queues and subscriptions, which clients can create"
     )
     max_queues_per_user: AtOnce[int] = Field(
         default=32_000,
@@ -194,6 +191,9 @@ class Broker(AddressSettings):
     )
     max_transactions_per_user: AtOnce[int] = Field(
         default=50_000, ge=0, description="Maximum number of open local transactions of one user; 0 = no limit"
+    )
+    max_prepared_branches_per_user: AtOnce[int] = Field(
+        default=2_500, ge=0, description="Maximum number of prepared branches of one user; 0 = only the limit for all users together"
     )
     max_messages_per_s_per_user: AtOnce[int] = Field(
         default=0,

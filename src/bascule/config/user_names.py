@@ -6,11 +6,10 @@ import unicodedata
 from typing import Final
 
 from bascule.core.access import ANY_ROLE
+from bascule.core.user_limits import ANONYMOUS as ANONYMOUS
 
 #: Characters of the name of a user or role: a name is part of log lines, errors and tables.
 NAME_LENGTH_MAX: Final = 200
-#: The user of a client without a login.
-ANONYMOUS: Final = "anonymous"
 
 
 def check_name(name: str, what: str) -> str:

@@ -15,6 +15,9 @@ from typing import Final, NamedTuple
 from bascule.core.caches import peer_cache
 from bascule.core.roles import UserRoles
 
+#: The user of a client without a login.
+ANONYMOUS: Final = "anonymous"
+
 
 class UserResource(StrEnum):
     """What a user's clients use. The value is the name of the setting in ``[[limit]]``."""
@@ -23,6 +26,7 @@ class UserResource(StrEnum):
     SESSIONS = "max_sessions"
     LINKS = "max_links"
     TRANSACTIONS = "max_transactions"
+    PREPARED_BRANCHES = "max_prepared_branches"
     QUEUES = "max_queues"
     DURABLE_SUBSCRIPTIONS = "max_durable_subscriptions"
     MESSAGE_BYTES = "max_message_bytes"

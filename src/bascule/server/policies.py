@@ -78,6 +78,7 @@ def user_limits_of(settings: Settings, roles: UserRoles) -> LimitRules:
         UserResource.SESSIONS: broker.max_sessions_per_user,
         UserResource.LINKS: broker.max_links_per_user,
         UserResource.TRANSACTIONS: broker.max_transactions_per_user,
+        UserResource.PREPARED_BRANCHES: broker.max_prepared_branches_per_user,
         UserResource.QUEUES: broker.max_queues_per_user,
         UserResource.DURABLE_SUBSCRIPTIONS: broker.max_durable_subscriptions_per_user,
         UserResource.MESSAGES_PER_S: broker.max_messages_per_s_per_user,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bascule.broker import branches
+from bascule.broker import branches, prepared_use
 from bascule.broker import snapshot as snapshots
 from bascule.broker.branch_requests import NO_XID, Answer, BranchRequest, carry_out, drop, plan
 from bascule.broker.errors import BranchForced, JournalUnavailable, ResourceLimit, UnknownBranch
@@ -302,7 +302,7 @@ def test_while_the_journal_is_stalled_no_branch_is_prepared_or_ended(work: Work)
 
 @pytest.mark.parametrize("limit", ["PREPARED_MAX", "PREPARED_BYTES_MAX"])
 def test_prepared_branches_are_limited_in_number_and_size(work: Work, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(branches, limit, 1)
+    monkeypatch.setattr(prepared_use, limit, 1)
     work.prepared()
     second = work.bench.engine.begin(b"2")
     work.bench.put("second", to="out", transaction=second)

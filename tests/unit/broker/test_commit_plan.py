@@ -249,7 +249,7 @@ def test_branch_rolled_back_after_its_plan_sends_nothing(bench: Bench) -> None:
     plan.close()
     bench.broker.settle()
     assert bench.waiting(bench.queue()) == []
-    assert (bench.engine.branches.prepared_bytes, bench.engine.memory.plans_bytes) == (0, 0)
+    assert (bench.engine.branches.use.size_bytes, bench.engine.memory.plans_bytes) == (0, 0)
 
 
 def test_plan_of_ended_branch_does_not_apply_to_new_branch_with_same_xid(bench: Bench) -> None:

@@ -274,7 +274,7 @@ def test_prepared_branches_are_limited_to_their_share_of_memory(small: Bench) ->
             refused += 1
         small.broker.settle()
     assert 0 < refused < 30
-    assert small.engine.branches.prepared_bytes <= small.engine.memory.branches_max_bytes
+    assert small.engine.branches.use.size_bytes <= small.engine.memory.branches_max_bytes
 
 
 def test_selectors_are_limited_to_their_share_of_memory_and_release_it(small: Bench) -> None:
