@@ -129,6 +129,7 @@ LIMITS: Final = {
         Limit("amqp.limits", "CHANNEL_MAX_DEFAULT", "the highest channel", FRAMING),
         Limit("amqp.limits", "HANDLE_MAX_DEFAULT", "the highest handle of a session", FRAMING),
         Limit("amqp.limits", "LINKS_MAX", "links of a connection", f"{ENDS}{RESOURCE}"),
+        Limit("amqp.limits", "DETACHING_MAX", "links of a session that the client does not detach as asked", f"{ENDS}{RESOURCE}"),
         Limit("amqp.limits", "LINK_NAME_LENGTH_MAX", "a link's name", f"{ENDS}{FIELD}", "characters"),
         Limit("amqp.limits", "INCOMING_WINDOW_FRAMES", "transfer frames in a window", f"{ENDS}`amqp:session:window-violation`"),
         Limit("amqp.limits", "UNSETTLED_PER_SESSION_MAX", "unsettled deliveries, each way", f"{ENDS}{RESOURCE}; sends no more"),

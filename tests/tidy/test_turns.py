@@ -40,7 +40,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "amqp/connection.py Connection._end", "amqp/connection.py Connection._flush_settled", "amqp/connection.py Connection._send_close",
         "amqp/connection.py Connection._take_in", "amqp/outgoing.py OutgoingMessages.write_more", "server/client.py Client.release",
     ),
-    "the links of a session, HANDLE_MAX_DEFAULT, and for an attach the sessions of its connection": (
+    "the links of a session, HANDLE_MAX_DEFAULT": (
         "amqp/session.py Session._detach_links", "amqp/session.py Session._on_attach", "amqp/session.py Session._withhold",
         "amqp/session.py Session.give_back",
     ),

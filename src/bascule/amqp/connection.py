@@ -24,6 +24,7 @@ from bascule.amqp.limits import (
     PRE_OPEN_FRAME_SIZE_BYTES_MAX,
     ConnectionLimits,
 )  # fmt: skip
+from bascule.amqp.link_counts import LinkCounts
 from bascule.amqp.outgoing import Buffer, OutgoingMessages
 from bascule.amqp.partials import PartialBudget
 from bascule.amqp.performatives import Attach, Begin, Close, Detach, Disposition, End, Error, Flow, Open, Role, Transfer
@@ -75,6 +76,7 @@ class Connection:
         self.unflushed: list[Session] = []  # sessions with unwritten dispositions
         self.withholding: dict[Session, None] = {}  # sessions that may show withheld credit again after all received frames
         self.sessions: dict[int, Session] = {}  # by the channel of the peer
+        self.link_counts = LinkCounts()  # of all sessions
         self._own_channels: dict[int, Session] = {}
         self.ended_sessions: list[Session] = []  # with the connection; see ``in_steps``
         self._sasl = sasl

@@ -173,6 +173,8 @@ class Link:
         self.session.send(detach)
         if self._move(LinkInput.SEND_DETACH) is LinkState.DETACHED:
             self.session.forget(self)
+        else:
+            self.session.detaching += 1
 
     # --- input of the peer -------------------------------------------------------------------------------------------------------
 
@@ -185,6 +187,7 @@ class Link:
         """Answer the peer's detach at once, after an attach that is still due."""
         asked = self.state is LinkState.DETACH_SENT
         state = self._move(LinkInput.RECV_DETACH)
+        self.session.detaching -= asked
         deliveries = self.session.abandon(self)
         if state is LinkState.LEFT:
             self._answer(None, None, 0, (), None)

@@ -23,7 +23,7 @@ from bascule.amqp.errors import (
     ConnectionFault,
     IllegalUse,
     SessionFault,
-)
+)  # fmt: skip
 from bascule.amqp.events import AttachConfirmed, Attached, Delivery, Flowed, SessionBegun, SessionEnded
 from bascule.amqp.frames import frame_head, shortened_state
 from bascule.amqp.limits import LINK_NAME_LENGTH_MAX
@@ -56,15 +56,15 @@ class Session:
         self.context: Any = None
         self.remote = Begin()
         self.links: dict[int, Link] = {}  # by our handle
+        self._failed = False
+        self.detaching = 0  # links that we have detached, and the peer has not
         self.sent = SentDeliveries()
         self.withholding = False
         self._by_remote_handle: dict[int, Link] = {}
         self.incoming_unsettled: Unsettled[ReceiverLink] = Unsettled()  # unsettled deliveries of the peer
         self._next_handle = 0
         self._free_handles: list[int] = []
-        self._next_delivery_id = 0
-        self._next_outgoing_id = 0
-        self._next_incoming_id = 0
+        self._next_delivery_id = self._next_outgoing_id = self._next_incoming_id = 0
         self._incoming_window = self.limits.incoming_window_frames
         self._window_low = self._incoming_window >> 1
         self._outgoing_window = 0  # the unused part of the peer's incoming window
@@ -123,6 +123,7 @@ class Session:
         link.local = attach
         link.state = LinkState.ATTACH_SENT
         self.links[link.handle] = link
+        self.connection.link_counts.add(link)
         self.send(attach)
 
     def settle_outgoing(self, delivery_id: int, state: Composite | None = None) -> None:
@@ -342,8 +343,6 @@ class Session:
         if not (asked and self._failed):
             self.emit(SessionEnded(self, end.error.exception() if end.error else None, self._close_links()))
 
-    _failed = False
-
     def fail(self, fault: AmqpError) -> None:
         """End because of a protocol error of the peer."""
         if self.state is SessionState.MAPPED:
@@ -374,6 +373,7 @@ class Session:
     def _detach_links(self) -> None:
         for link in self.links.values():
             link.state, link.credit = LinkState.DETACHED, 0
+            self.connection.link_counts.remove(link)
             if isinstance(link, ReceiverLink):
                 link.drop_partial()
         self.links.clear()
@@ -413,10 +413,10 @@ class Session:
                 if link.state is LinkState.ATTACHED:
                     self.emit(AttachConfirmed(link))
                 return
-        if sum(len(session.links) for session in self.connection.sessions.values()) >= self.limits.links_max:
-            raise SessionFault(RESOURCE_LIMIT_EXCEEDED, f"the connection has more than {self.limits.links_max} links")
+        self.connection.link_counts.check(self.detaching, self.limits.links_max)
         link = (SenderLink if attach.role else ReceiverLink)(self, attach.name, self._take_handle())
         self.links[link.handle] = self._by_remote_handle[attach.handle] = link
+        self.connection.link_counts.add(link)
         link.on_attach(attach)
         self.emit(Attached(link))
 
@@ -495,5 +495,6 @@ class Session:
         """Free the handles of a link that both ends have detached."""
         if self.links.pop(link.handle, None) is not None:
             self._free_handles.append(link.handle)
+            self.connection.link_counts.remove(link)
         if link.remote_handle is not None:
             self._by_remote_handle.pop(link.remote_handle, None)

@@ -227,9 +227,14 @@ def _by_name(parts: dict[MemoryPart, int]) -> dict[str, int]:
 
 
 def _held_bytes(connection: ClientConnection) -> int:
+    """Return the memory of a connection.
+
+    The client's links lack those that were refused and whose detach the peer has not answered. The protocol's links lack those of a session
+    that has ended and that the client releases in later turns.
+    """
     amqp = connection.amqp
-    links = connection.client.links
-    links_bytes = LINK_BYTES * len(links) + links.names_bytes + links.attach_bytes
+    links, counts = connection.client.links, connection.amqp.link_counts
+    links_bytes = LINK_BYTES * max(len(links), counts.count) + max(links.names_bytes, counts.names_bytes) + links.attach_bytes
     return CONNECTION_BYTES + len(amqp.buffer.kept) + SESSION_BYTES * len(amqp.sessions) + links_bytes
 
 

@@ -21,7 +21,7 @@ from bascule.amqp.errors import (
     IllegalUse,
 )  # fmt: skip
 from bascule.amqp.events import AttachConfirmed, Attached, Detached, Dispositioned, Flowed, SessionBegun, SessionEnded, Transferred
-from bascule.amqp.limits import PERFORMATIVE_SIZE_BYTES_MAX, ConnectionLimits
+from bascule.amqp.limits import DETACHING_MAX, PERFORMATIVE_SIZE_BYTES_MAX, ConnectionLimits
 from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import (
     ACCEPTED,
@@ -360,3 +360,63 @@ def test_attach_above_performative_size_limit_closes_the_connection() -> None:
     error = script.answer(Close).error
     assert error is not None
     assert error.condition == RESOURCE_LIMIT_EXCEEDED
+
+
+def refused(script: Script, count: int, first: int = 0) -> None:
+    """Attach links that the server refuses."""
+    session = script.server.sessions[0]
+    for handle in range(first, first + count):
+        session.on_performative(attach(handle))
+        script.server.receive(b"", 0.0)
+        next(link for link in session.links.values() if link.remote_handle == handle).refuse(AmqpError(NOT_FOUND, "no such queue"))
+
+
+def test_refused_links_count_until_the_peer_answers_their_detach() -> None:
+    script = Script().begun()
+    counts = script.server.link_counts
+    refused(script, 5)
+    assert counts.count == 5
+    assert counts.names_bytes >= 5 * len("link 0")
+    for handle in range(5):
+        script.say(Detach(handle, True))
+    assert (counts.count, counts.names_bytes, script.server.sessions[0].detaching) == (0, 0, 0)
+
+
+def test_a_peer_that_does_not_answer_the_detach_of_its_links_loses_its_session() -> None:
+    script = Script().begun()
+    refused(script, DETACHING_MAX + 1)
+    script.server.data_to_send()
+    script.say(attach(DETACHING_MAX + 1))
+    error = script.answer(End).error
+    assert error is not None
+    assert error.condition == RESOURCE_LIMIT_EXCEEDED
+    assert "has not answered the detach" in (error.description or "")
+    assert (script.server.link_counts.count, script.server.link_counts.names_bytes) == (0, 0)
+
+
+def test_a_peer_that_answers_late_keeps_its_session() -> None:
+    script = Script().begun()
+    for first in range(0, 1000, 200):
+        refused(script, 200, first)
+        for handle in range(first, first + 200):
+            script.say(Detach(handle, True))
+    script.server.data_to_send()
+    script.say(attach(1000))
+    assert len(script.server.sessions[0].links) == 1
+
+
+@pytest.mark.parametrize("by", ["client", "server"])
+def test_links_of_both_ends_count_until_they_are_detached(by: str) -> None:
+    pair = Pair()
+    session = pair.session()
+    ours, theirs = pair.producer(session)
+    counts = pair.client.link_counts, pair.server.link_counts
+    assert [each.count for each in counts] == [1, 1]
+    (ours if by == "client" else theirs).detach()
+    pair.run()
+    assert [(each.count, each.names_bytes) for each in counts] == [(0, 0), (0, 0)]
+    pair.producer(session)
+    session.end()
+    pair.run()
+    assert [(each.count, each.names_bytes) for each in counts] == [(0, 0), (0, 0)]
+    assert ours.session.detaching == theirs.session.detaching == 0

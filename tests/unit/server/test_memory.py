@@ -29,6 +29,7 @@ from bascule.server.epoch import is_congested
 from bascule.server.memory import UNREAD_S, MemoryWatch
 from bascule.server.spill import SpillFiles
 from bascule.testing.broker import BrokerInMemory, message_bytes
+from tests.support.hostile import ATTACH, NULL, SOURCE, TARGET, TRUE, described, listed, performative, string, uint
 from tests.support.speed import SLOWNESS
 from tests.unit.server.served import Client, Served, run_async
 
@@ -410,3 +411,20 @@ async def test_commits_of_empty_transactions_that_wait_for_the_journal_are_count
     served.settle(client)
     assert served.engine.journaling.actions == 0
     assert not is_congested(served.engine)
+
+
+@run_async
+async def test_refused_links_use_memory_until_the_client_answers_their_detach() -> None:
+    served = Served()
+    client = Client(served, "hostile")
+    before_bytes = memory._held_bytes(client.connection)
+    name = "\U0001f600" * 900
+    for handle in range(100):
+        terminus = (described(SOURCE, listed(string(b"$management"))), described(TARGET, listed()))
+        attach = performative(ATTACH, string(f"{name}{handle}".encode()), uint(handle), TRUE, NULL, NULL, *terminus)
+        client.connection.data_received(attach)
+        while client.connection.behind:
+            client.connection.handle_some()
+        served.settle()
+    assert len(client.connection.client.links) == 0
+    assert memory._held_bytes(client.connection) - before_bytes > 100 * (memory.LINK_BYTES + 4 * len(name))
