@@ -178,6 +178,11 @@ LIMITS: Final = {
         Limit("jms.selector.parser", "PATTERNS_LENGTH_MAX", "LIKE patterns of a selector together", f"{REFUSES_LINK}{FIELD}", "characters"),
         Limit("jms.selector.parser", "DEPTH_MAX", "nesting of expressions in a selector", f"{REFUSES_LINK}{FIELD}"),
         Limit("jms.selector.parser", "STEPS_MAX", "steps to evaluate a selector for a message", f"{REFUSES_LINK}{FIELD}"),
+        Limit("broker.fair_shares", "STEPS_USER_SHARE", "steps of one user, of each of the two limits", f"{REFUSES_LINK}{RESOURCE}", "%"),
+        Limit(
+            "broker.fair_shares", "SPARE", "what users with little have beyond these limits, and beyond that of the bytes of selectors",
+            f"{REFUSES_LINK}{RESOURCE}", "%",
+        ),
         Limit(
             "broker.addresses", "SELECTOR_STEPS_MAX", "steps of the selectors of all subscriptions of an address",
             f"{REFUSES_LINK}{RESOURCE}",
@@ -289,6 +294,7 @@ LIMITS: Final = {
         Limit("server.client_links", "ATTACHES_SHORT_BYTES_MAX", "such attaches while producers are blocked", "reads later", "bytes"),
         Limit("server.spill", "WAITING_SHARE", "large bodies that wait to be written to spill files", "keeps them in memory", "%"),
         Limit("broker.memory", "SELECTORS_SHARE", "selectors", f"{REFUSES_LINK}{RESOURCE}", "%"),
+        Limit("broker.selector_use", "SELECTORS_USER_SHARE", "selectors of one user, of those of all", f"{REFUSES_LINK}{RESOURCE}", "%"),
         Limit("broker.memory", "WINDOWS_SHARE", "duplicate windows", "forgets the oldest ids of the longest windows", "%"),
         Limit("broker.memory", "CACHES_SHARE", "caches", "empties them", "%"),
         Limit("broker.memory", "IN_FLIGHT_SHARE", "journal records in flight", "reads no more from clients", "%"),

@@ -9,6 +9,7 @@ from sys import getsizeof
 from typing import Final, NamedTuple
 
 from bascule.broker.errors import ResourceLimit
+from bascule.broker.fair_shares import StepsUse
 from bascule.broker.memory import CLIENT_ID_BYTES, ROUTE_BYTES, MemoryAccount
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
@@ -126,8 +127,8 @@ class AddressBook:
     version: int = 0  # changes with each change of a binding
     forgotten: int = 0  # how often routes were forgotten, also because bindings have changed
     routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)  # the routes that are kept
-    _selector_steps: Counter[str] = field(default_factory=Counter)  # by address; one sum for all addresses with wildcards
-    _pattern_steps: int = 0  # of all subscriptions with wildcards
+    _selector_steps: StepsUse = field(default_factory=StepsUse)  # by address; one sum for all addresses with wildcards
+    _pattern_steps: StepsUse = field(default_factory=StepsUse)  # of all subscriptions with wildcards
 
     def __post_init__(self) -> None:
         self.use(self.diverts)
@@ -141,14 +142,12 @@ class AddressBook:
             self.subscriptions[queue.name] = queue
             self._bound.add(queue.address, queue)
         self._count(queue, 1)
-        self.memory.selector_chars += len(queue.selector_text)
         self._changed_by(queue)
 
     def remove(self, queue: BrokerQueue) -> None:
         """Remove a queue."""
         if self.queues.pop(queue.id, None) is not None:
             self._count(queue, -1)
-            self.memory.selector_chars -= len(queue.selector_text)
         if queue.routing is Routing.ANYCAST:
             self.anycast.pop(queue.name, None)
         else:
@@ -171,29 +170,27 @@ class AddressBook:
         """
         words = _pattern_steps(queue)
         fewer = _pattern_steps(replaces) if replaces is not None else 0
-        if words > fewer and self._pattern_steps - fewer + words > PATTERN_STEPS_MAX:
+        stays = queue.user if replaces is None else replaces.user
+        if words > fewer and (found := self._pattern_steps.beyond(words, fewer, "", queue.user, stays, PATTERN_STEPS_MAX)):
             raise ResourceLimit(
-                f"the pattern {queue.address[:60]!r} has {queue.address.count('.') + 1} words; the patterns of all subscriptions together"
-                f" may have {PATTERN_STEPS_MAX * PATTERN_WORDS_PER_STEP}, of which one with # before its end and another wildcard counts"
-                f" for at least {PATTERN_WORDS_PER_STEP}; use shorter patterns with fewer wildcards"
+                f"the pattern {queue.address[:60]!r} has {queue.address.count('.') + 1} words; the patterns of {found.whose} together"
+                f" may have {found.most * PATTERN_WORDS_PER_STEP}, of which one with # before its end and another wildcard counts for at"
+                f" least {PATTERN_WORDS_PER_STEP}; use shorter patterns with fewer wildcards"
             )
         key, steps = _steps_key(queue.address), queue.wanting_steps
         fewer = replaces.wanting_steps if replaces is not None and _steps_key(replaces.address) == key else 0
-        others = self._selector_steps[key] - fewer
-        if steps > fewer and others + steps > SELECTOR_STEPS_MAX + (not others):
-            whose = "with wildcards" if has_wildcards(queue.address) else f"of {queue.address[:60]!r}"
+        most = SELECTOR_STEPS_MAX + (self._selector_steps.total[key] == fewer)
+        if steps > fewer and (found := self._selector_steps.beyond(steps, fewer, key, queue.user, stays, most)):
+            where = "with wildcards" if has_wildcards(queue.address) else f"of {queue.address[:60]!r}"
             raise ResourceLimit(
-                f"the selector has {steps} steps; the selectors of all subscriptions {whose} may take {SELECTOR_STEPS_MAX} for each message"
+                f"the selector has {steps} steps; the selectors of {found.whose} {where} may take {found.most} for each message"
             )
 
     def _count(self, queue: BrokerQueue, change: int) -> None:
+        (self.memory.selectors.add if change > 0 else self.memory.selectors.remove)(queue.selector_text, queue.user)
         self.names_bytes += change * sum(map(getsizeof, {queue.name, queue.address, queue.subscription}))
-        self._pattern_steps += change * _pattern_steps(queue)
-        if steps := change * queue.wanting_steps:
-            key = _steps_key(queue.address)
-            self._selector_steps[key] += steps
-            if not self._selector_steps[key]:
-                del self._selector_steps[key]
+        self._pattern_steps.add(change * _pattern_steps(queue), "", queue.user)
+        self._selector_steps.add(change * queue.wanting_steps, _steps_key(queue.address), queue.user)
         counts, client_id = [self.queues_of], None
         if queue.durable and queue.subscription:
             counts.append(self.durable_subscriptions_of)

@@ -118,13 +118,13 @@ class Deliveries:
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 
-    def attach(self, queue: BrokerQueue, port: ConsumerPort, selector: Selector | None = None) -> QueueConsumer:
-        """Attach a consumer to a queue, with a selector of its own. Raises ResourceLimit."""
-        consumer = QueueConsumer(queue, port)
+    def attach(self, queue: BrokerQueue, port: ConsumerPort, selector: Selector | None = None, user: str = "") -> QueueConsumer:
+        """Attach a consumer of a user to a queue, with a selector of its own. Raises ResourceLimit."""
+        consumer = QueueConsumer(queue, port, user=user)
         if selector is not None:
-            self.memory.check_selector(selector.text)
+            self.memory.selectors.check(selector.text, user)
             consumer.view = queue.ready.view(selector.text, partial(self.matches, selector))
-            self.memory.selector_chars += len(selector.text)
+            self.memory.selectors.add(selector.text, user)
             consumer.selector_text = selector.text
         queue.consumers[consumer] = queue.takers[consumer] = None
         if queue.unused_since_ms:
@@ -146,7 +146,7 @@ class Deliveries:
             self.returns.begin(queue, queue.groups.leave(consumer))
         if consumer.view is not None:
             queue.ready.leave(consumer.selector_text)
-        self.memory.selector_chars -= len(consumer.selector_text)
+        self.memory.selectors.remove(consumer.selector_text, consumer.user)
         unacked = list(consumer.unacked.values())
         consumer.unacked.clear()
         self.memory.unsettled -= len(unacked)

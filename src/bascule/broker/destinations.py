@@ -95,12 +95,13 @@ class Destinations:
         if replaces is None or replaces.user != user:
             self._check_limits(name, user, durable_subscription=durable and bool(subscription))
         if selector:
-            self._deliveries.memory.check_selector(selector)
+            self._deliveries.memory.selectors.check(selector, user)
         queue = BrokerQueue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
         queue.select(selector)
+        queue.user = user
         self.addresses.check_steps(queue, replaces)
         queue.no_local_container, queue.subscription = no_local, subscription
-        queue.shared, queue.auto_created, queue.user = shared, auto_created, user
+        queue.shared, queue.auto_created = shared, auto_created
         if replaces is not None:
             self.delete_queue(replaces)
         return self._create(queue)
@@ -187,7 +188,7 @@ class Destinations:
             consumer = consumers.popitem()[0]
             held, consumer.unacked = consumer.unacked, {}
             memory.unsettled -= len(held)
-            memory.selector_chars -= len(consumer.selector_text)
+            memory.selectors.remove(consumer.selector_text, consumer.user)
             self.journaling.errors.run(ErrorKind.LINK, consumer.port.ended, QueueDeleted(f"queue {queue.name!r} has been deleted"))
             yield END_STEPS
             while held:

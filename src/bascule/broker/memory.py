@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from bascule.broker.errors import MemoryLow, ResourceLimit
+from bascule.broker.selector_use import SELECTOR_CHAR_BYTES, SelectorUse
 from bascule.broker.turns import Work
 from bascule.core import caches
 from bascule.core.defaults import MEMORY_BYTES
@@ -33,8 +34,6 @@ DELAYED_BYTES: Final = 640
 UNSETTLED_BYTES: Final = 400
 #: One id in a duplicate window: the digest, an entry of a set, and copies of both for a snapshot.
 DUPLICATE_BYTES: Final = 160
-#: A compiled selector, for each character of its text.
-SELECTOR_CHAR_BYTES: Final = 150
 #: An answer, or another action, that waits until a record is stored.
 ACTION_BYTES: Final = 600
 #: A queue or subscription without messages and names.
@@ -103,11 +102,12 @@ class MemoryAccount:
     __slots__ = (
         "_freeing", "_measured", "_measured_bytes", "_waiting", "actions_max", "begin", "block_at_bytes", "blocked", "bodies_bytes",
         "bodies_max_bytes", "branches_max_bytes", "credit_max", "entries", "free_at_bytes", "in_flight_max_bytes", "ingress_bytes",
-        "limit_bytes", "loaded_bodies_max_bytes", "messages", "on_change", "plans_bytes", "producers", "run", "selector_chars",
-        "selector_chars_max", "shortage", "transactions_bytes", "transactions_max_bytes", "unsettled",
+        "limit_bytes", "loaded_bodies_max_bytes", "messages", "on_change", "plans_bytes", "producers", "run", "selectors",
+        "shortage", "transactions_bytes", "transactions_max_bytes", "unsettled",
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
+        self.selectors = SelectorUse()
         self.limit(limit_bytes)
         self.bodies_bytes = 0
         self.messages = 0
@@ -116,7 +116,6 @@ class MemoryAccount:
         self.transactions_bytes = 0
         self.plans_bytes = 0  # of plans of commits and branches: encoded entries that are not journaled yet
         self.ingress_bytes = 0
-        self.selector_chars = 0  # of consumers and subscriptions
         self.producers = 0  # links that get credit
         self.shortage = ""
         self.blocked = ""
@@ -142,7 +141,7 @@ class MemoryAccount:
         self.actions_max = int(ACTIONS_SHARE * limit_bytes) // ACTION_BYTES
         #: Messages for which all producers together may have credit. They still fit if they arrive after producers are blocked.
         self.credit_max = (limit_bytes - self.block_at_bytes) // (MESSAGE_BYTES + UNSETTLED_BYTES)
-        self.selector_chars_max = int(SELECTORS_SHARE * limit_bytes) // SELECTOR_CHAR_BYTES
+        self.selectors.chars_max = int(SELECTORS_SHARE * limit_bytes) // SELECTOR_CHAR_BYTES
 
     @property
     def used_bytes(self) -> int:
@@ -155,7 +154,7 @@ class MemoryAccount:
             + self.transactions_bytes
             + self.plans_bytes
             + self.ingress_bytes
-            + self.selector_chars * SELECTOR_CHAR_BYTES
+            + self.selectors.size_bytes
             + self._measured_bytes
         )
 
@@ -173,7 +172,7 @@ class MemoryAccount:
             MemoryPart.UNSETTLED: self.unsettled * UNSETTLED_BYTES,
             MemoryPart.TRANSACTIONS: self.transactions_bytes + self.plans_bytes,
             MemoryPart.INGRESS: self.ingress_bytes,
-            MemoryPart.SELECTORS: self.selector_chars * SELECTOR_CHAR_BYTES,
+            MemoryPart.SELECTORS: self.selectors.size_bytes,
             **self._measured,
         }
 
@@ -225,12 +224,6 @@ class MemoryAccount:
         """
         room = min(self.credit_max, (self.block_at_bytes - self.used_bytes) // (MESSAGE_BYTES + UNSETTLED_BYTES))
         return max(1, min(wanted, room // max(1, self.producers)))
-
-    def check_selector(self, text: str) -> None:
-        """Check that there is room for one more selector. Raises ResourceLimit."""
-        if self.selector_chars + len(text) > self.selector_chars_max:
-            most = self.selector_chars_max
-            raise ResourceLimit(f"the selector has {len(text)} characters; all selectors together may have {most} (broker.memory_bytes)")
 
     def refusal(self) -> ResourceLimit:
         """Return the error for a request that is refused while producers are blocked."""

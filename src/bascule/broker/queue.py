@@ -36,12 +36,13 @@ FED_PER_STEP: Final = 2
 class QueueConsumer:
     """One consumer of a queue. ``unacked`` has its unsettled messages by position."""
 
-    __slots__ = ("port", "queue", "selector_text", "unacked", "view")
+    __slots__ = ("port", "queue", "selector_text", "unacked", "user", "view")
 
-    def __init__(self, queue: BrokerQueue, port: ConsumerPort, selector_text: str = "") -> None:
+    def __init__(self, queue: BrokerQueue, port: ConsumerPort, selector_text: str = "", user: str = "") -> None:
         self.queue = queue
         self.port = port
         self.selector_text = selector_text
+        self.user = user  # to whom the selector counts
         self.view: SelectorView | None = None
         self.unacked: dict[int, BrokerMessage] = {}
 

@@ -214,7 +214,7 @@ def _consume(
     )  # fmt: skip
     link.context = consumer
     consumer.on_close = queue if made_for else None
-    consumer.consumer = engine.attach(queue, consumer, selector)
+    consumer.consumer = engine.attach(queue, consumer, selector, client.user)
     # Tell the client only after the queue, or the subscription, is stored.
     client.links.waits(link, short=bool(engine.memory.blocked))
     engine.journaling.tell(_accept, client, link, source)

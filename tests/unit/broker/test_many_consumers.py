@@ -108,10 +108,10 @@ def test_consumers_are_woken_in_turns_when_the_settings_of_their_queue_change(be
 def test_selector_beyond_the_limit_of_a_queue_is_refused_and_known_ones_are_accepted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready, "SELECTORS_MAX", 3)
     receivers = [bench.consumer(selector=f"n = {number}") for number in range(3)]
-    used = bench.engine.memory.selector_chars
+    used = bench.engine.memory.selectors.chars
     with pytest.raises(ResourceLimit, match="the consumers of the queue have 3 different selectors, and may not have more"):
         bench.engine.attach(bench.queue(), Receiver(1), compile_selector("n = 3"))
-    assert bench.engine.memory.selector_chars == used
+    assert bench.engine.memory.selectors.chars == used
     assert len(bench.queue().consumers) == 3
     bench.consumer(selector="n = 2")
     bench.engine.detach(receivers[0].consumer)

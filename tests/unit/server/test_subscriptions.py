@@ -76,7 +76,7 @@ async def test_a_subscription_keeps_its_messages_if_its_replacement_is_refused()
     subscribe(client, "kept").detach(closed=False)
     served.settle(client)
     publish(served, 3)
-    served.engine.memory.selector_chars_max = 5
+    served.engine.memory.selectors.chars_max = 5
     subscribe(client, "kept", selector="priority > 3")
     assert "the selector has 12 characters" in str(client.events_of(Detached)[-1].error)
     assert client.received(subscribe(client, "kept")) == 3
@@ -148,3 +148,12 @@ async def test_no_pattern_matches_a_temporary_topic(pattern: str) -> None:
     publish(served, 1, "usual.topic")
     served.settle(owner, other)
     assert [owner.received(link), owner.received(own_pattern), other.received(others)] == [1, 1, 1]
+
+
+@run_async
+async def test_selectors_count_for_the_user_of_the_client() -> None:
+    served = Served()
+    client = Client(served, "a")
+    client.consumer("orders", filter={SELECTOR_FILTER: Described(SELECTOR_FILTER, "n = 1")})
+    subscribe(client, "s", selector="n = 22")
+    assert served.engine.memory.selectors._chars_of == {"anonymous": 11}
