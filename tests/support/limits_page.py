@@ -294,6 +294,8 @@ LIMITS: Final = {
         Limit("server.client_links", "ATTACHES_SHORT_BYTES_MAX", "such attaches while producers are blocked", "reads later", "bytes"),
         Limit("server.spill", "WAITING_SHARE", "large bodies that wait to be written to spill files", "keeps them in memory", "%"),
         Limit("broker.memory", "SELECTORS_SHARE", "selectors", f"{REFUSES_LINK}{RESOURCE}", "%"),
+        Limit("broker.memory", "CONNECTIONS_SHARE", "connections, sessions and links", f"refuses them with {RESOURCE}", "%"),
+        Limit("server.connection_room", "CONNECTIONS_USER_SHARE", "those of one user", f"refuses them with {RESOURCE}", "%"),
         Limit("broker.selector_use", "SELECTORS_USER_SHARE", "selectors of one user, of those of all", f"{REFUSES_LINK}{RESOURCE}", "%"),
         Limit("broker.memory", "WINDOWS_SHARE", "duplicate windows", "forgets the oldest ids of the longest windows", "%"),
         Limit("broker.memory", "CACHES_SHARE", "caches", "empties them", "%"),

@@ -62,6 +62,7 @@ LOADED_BODIES_SHARE: Final = 0.015625  # of bodies that a starting broker loads;
 TRANSACTIONS_SHARE: Final = 0.25
 BRANCHES_SHARE: Final = 0.25
 SELECTORS_SHARE: Final = 0.125
+CONNECTIONS_SHARE: Final = 0.25  # above this share connections, sessions and links are refused
 WINDOWS_SHARE: Final = 0.125  # of duplicate windows: above this share the longest ones forget their oldest ids
 CACHES_SHARE: Final = 0.0625  # above this share caches are emptied
 IN_FLIGHT_SHARE: Final = 0.0625  # of records in flight to the journal: above this share nothing is read from clients
@@ -101,8 +102,8 @@ class MemoryAccount:
 
     __slots__ = (
         "_freeing", "_measured", "_measured_bytes", "_waiting", "actions_max", "begin", "block_at_bytes", "blocked", "bodies_bytes",
-        "bodies_max_bytes", "branches_max_bytes", "credit_max", "entries", "free_at_bytes", "in_flight_max_bytes", "ingress_bytes",
-        "limit_bytes", "loaded_bodies_max_bytes", "messages", "on_change", "plans_bytes", "producers", "run", "selectors",
+        "bodies_max_bytes", "branches_max_bytes", "connections_max_bytes", "credit_max", "entries", "free_at_bytes", "in_flight_max_bytes",
+        "ingress_bytes", "limit_bytes", "loaded_bodies_max_bytes", "messages", "on_change", "plans_bytes", "producers", "run", "selectors",
         "shortage", "transactions_bytes", "transactions_max_bytes", "unsettled",
     )  # fmt: skip
 
@@ -136,6 +137,7 @@ class MemoryAccount:
         self.loaded_bodies_max_bytes = int(LOADED_BODIES_SHARE * limit_bytes)
         self.transactions_max_bytes = int(TRANSACTIONS_SHARE * limit_bytes)
         self.branches_max_bytes = int(BRANCHES_SHARE * limit_bytes)
+        self.connections_max_bytes = int(CONNECTIONS_SHARE * limit_bytes)
         self.in_flight_max_bytes = int(IN_FLIGHT_SHARE * limit_bytes)
         #: Actions that wait for records. Requests without content, such as commits of empty transactions, add nothing but these.
         self.actions_max = int(ACTIONS_SHARE * limit_bytes) // ACTION_BYTES
@@ -157,6 +159,11 @@ class MemoryAccount:
             + self.selectors.size_bytes
             + self._measured_bytes
         )
+
+    @property
+    def connections_bytes(self) -> int:
+        """Return the bytes of connections, sessions and links, as of the last measurement."""
+        return self._measured.get(MemoryPart.CONNECTIONS, 0)
 
     @property
     def exhausted(self) -> bool:

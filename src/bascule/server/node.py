@@ -119,6 +119,7 @@ class Node:
         self.tokens = TokenLogins(settings.broker.oidc, settings.broker.handshake_timeout_s) if settings.broker.oidc.enabled else None
         self.logins = LoginChecks(self.tokens)
         self.usage = Usage(usage_limits(settings, self.users.roles), self.users.roles)
+        self.usage.room.account = lambda: None if (engine := self.loaded_engine) is None else engine.memory
         self._prepare_connections()
         self.handshakes = Handshakes(handshake_limits(settings.broker), self.tls.broker.context, partial(ClientConnection, self))
         self.handshakes.audit = self.audit

@@ -14,6 +14,8 @@ from bascule.broker.errors import ResourceLimit
 from bascule.core.roles import UserRoles
 from bascule.core.user_limits import UNLIMITED, LimitRules, UserLimit, UserResource
 from bascule.server.allowance import SendAllowance
+from bascule.server.connection_room import ConnectionRoom, UserRoom
+from bascule.server.memory import CONNECTION_BYTES, LINK_BYTES, SESSION_BYTES
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -37,10 +39,12 @@ class UsageLimits:
 class Tally:
     """The number of used resources of one kind, and its limit."""
 
-    __slots__ = ("_most", "_setting", "_what", "count")
+    __slots__ = ("_most", "_room", "_setting", "_unit_bytes", "_what", "count")
 
-    def __init__(self, most: int, what: str, setting: str) -> None:
+    def __init__(self, most: int, what: str, setting: str, room: UserRoom | None = None, unit_bytes: int = 0) -> None:
+        """With ``room``, each resource also uses ``unit_bytes`` of memory."""
         self.count = 0
+        self._room, self._unit_bytes = room, unit_bytes
         self._most = most
         self._what = what
         self._setting = setting
@@ -53,6 +57,14 @@ class Tally:
         """Check that one more resource is within the limit. Raises ResourceLimit."""
         if self._most and self.count >= self._most:
             raise ResourceLimit(f"the limit of {self._most} {self._what} is reached ({self._setting})")
+        if self._room is not None:
+            self._room.check(self._unit_bytes)
+
+    def add(self, change: int) -> None:
+        """Count resources, or count them no more."""
+        self.count += change
+        if self._room is not None:
+            self._room.add(change * self._unit_bytes)
 
 
 class Holdings(MutableMapping[K, V]):
@@ -69,16 +81,16 @@ class Holdings(MutableMapping[K, V]):
 
     def __setitem__(self, key: K, value: V) -> None:
         if key not in self.held:
-            self.tally.count += 1
+            self.tally.add(1)
         self.held[key] = value
 
     def __delitem__(self, key: K) -> None:
         del self.held[key]
-        self.tally.count -= 1
+        self.tally.add(-1)
 
     def uncount(self) -> None:
         """Count the resources towards no limit, because their client has left; they are released later."""
-        self.tally.count -= len(self.held)
+        self.tally.add(-len(self.held))
         self.tally = Tally(0, "", "")
         self.tally.count = len(self.held)
 
@@ -95,13 +107,15 @@ class Holdings(MutableMapping[K, V]):
 class UserUsage:
     """The resources that the clients of one user use."""
 
-    def __init__(self, user: str, limits: LimitRules, sending: SendAllowance | None = None) -> None:
+    def __init__(self, user: str, limits: LimitRules, room: ConnectionRoom, sending: SendAllowance | None = None) -> None:
         """Begin without resources. ``sending`` is the allowance that the user had when its last client left, if that is known."""
         self.user = user
         self._limits = limits
-        self.connections, self.sessions, self.links, self.transactions = (
-            Tally(0, f"{what} of user {user!r}", "") for what in ("connections", "sessions", "links", "open transactions")
-        )
+        of, self.room = f"of user {user!r}", UserRoom(user, room)
+        self.connections = Tally(0, f"connections {of}", "", self.room, CONNECTION_BYTES)
+        self.sessions = Tally(0, f"sessions {of}", "", self.room, SESSION_BYTES)
+        self.links = Tally(0, f"links {of}", "", self.room, LINK_BYTES)
+        self.transactions = Tally(0, f"open transactions {of}", "")
         self.message_bytes_max = 0  # 0: no limit
         self.sending = sending or SendAllowance(limits.of(user, UserResource.MESSAGES_PER_S).most)
         self.refresh()
@@ -124,6 +138,7 @@ class Usage:
     def __init__(self, limits: UsageLimits, roles: UserRoles | None = None) -> None:
         """``roles`` are those of the rules in ``limits``."""
         self.refused = 0  # refused connections
+        self.room = ConnectionRoom()
         self.users: dict[str, UserUsage] = {}  # the connected users
         self.connections = Tally(limits.connections, "connections", limits.connections_setting)
         self._limits = limits
@@ -151,7 +166,7 @@ class Usage:
         self._roles.lend(user, token_roles)
         usage = self.users.get(user)
         if usage is None:
-            usage = UserUsage(user, self._limits.of_users, self._allowances.get(user))
+            usage = UserUsage(user, self._limits.of_users, self.room, self._allowances.get(user))
         elif token_roles:
             usage.refresh()
         of_address = self._addresses.get(address) or Tally(
@@ -167,7 +182,7 @@ class Usage:
             raise
         self.users[user], self._addresses[address] = usage, of_address
         for tally in counts:
-            tally.count += 1
+            tally.add(1)
         return usage
 
     def disconnect(self, user: str, address: str, token_roles: frozenset[str] = frozenset()) -> None:
@@ -175,7 +190,7 @@ class Usage:
         usage, of_address = self.users[user], self._addresses[address]
         self._take_back(usage, user, token_roles)
         for tally in (self.connections, of_address, usage.connections):
-            tally.count -= 1
+            tally.add(-1)
         if not usage.connections.count:
             del self.users[user]
             self._keep(user, usage.sending)

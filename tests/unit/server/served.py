@@ -78,6 +78,7 @@ class Served:
         self.client_turns = ClientTurns(turn_s=math.inf, slice_s=math.inf)  # a test may do all its work in one turn
         self.logins = LoginChecks()
         self.usage = Usage(usage)
+        self.usage.room.account = lambda: self.engine.memory
         self.handshakes = Handshakes(HandshakeLimits(0, 0, HANDSHAKE_TIMEOUT_S), no_tls, lambda handshake: self.connection())
         self.partials = PartialBudget()
         self.peer_caches = PeerCaches(lambda: self.engine)
