@@ -38,6 +38,8 @@ PENDING_STEPS: Final = 5
 #: Ids that a window keeps if all windows together use too much memory: twice the credit of a link. A producer that connects again after a
 #: failure repeats at most as many sends as its credit.
 KEPT_IDS_MIN = 2_000
+#: A window without new ids for this time is dropped if such windows keep the memory beyond twice the share: clients connect again sooner.
+UNUSED_MS: Final = 60_000
 #: Ids that are forgotten in a step of about a microsecond, and windows that are examined in one.
 FORGOTTEN_PER_STEP: Final = 8
 WINDOWS_PER_STEP: Final = 4
@@ -366,6 +368,22 @@ class DuplicateWindows:
         most = _shortened([len(window.digests) for window in windows], count)
         for window in windows:
             while len(window.digests) > most and (forgotten := window.shorten(most)):
+                counted(forgotten)
+                yield 1 + forgotten // FORGOTTEN_PER_STEP
+
+    def dropping(self, count: int, counted: Callable[[int], object]) -> Iterator[int]:
+        """Drop windows with at least ``count`` ids, longest unused first, if so many are unused for ``UNUSED_MS``. See ``shortening``."""
+        until_ms = self._clock() - UNUSED_MS
+        unused = sorted((window.newest_ms, address) for address, window in self.by_address.items() if window.newest_ms < until_ms)
+        yield len(self.by_address) // WINDOWS_PER_STEP
+        for _, address in unused:
+            window = self.by_address.get(address)
+            if count <= 0:
+                return
+            if window is not None and window.newest_ms < until_ms:  # nobody has used it meanwhile
+                del self.by_address[address]
+                forgotten = len(window.digests)
+                count -= forgotten
                 counted(forgotten)
                 yield 1 + forgotten // FORGOTTEN_PER_STEP
 

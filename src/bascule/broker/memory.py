@@ -264,7 +264,11 @@ def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:
     if (beyond_bytes := windows_bytes - int(WINDOWS_SHARE * engine.memory.limit_bytes)) > 0:
         before = engine.counters.duplicate_ids_forgotten
         yield from engine.windows.shortening(-(-beyond_bytes // DUPLICATE_BYTES), engine.counters.forgotten)
-        windows_bytes -= (engine.counters.duplicate_ids_forgotten - before) * DUPLICATE_BYTES
+        forgotten = engine.counters.duplicate_ids_forgotten - before
+        if (beyond_bytes := windows_bytes - forgotten * DUPLICATE_BYTES - int(2 * WINDOWS_SHARE * engine.memory.limit_bytes)) > 0:
+            yield from engine.windows.dropping(-(-beyond_bytes // DUPLICATE_BYTES), engine.counters.forgotten)
+            forgotten = engine.counters.duplicate_ids_forgotten - before
+        windows_bytes -= forgotten * DUPLICATE_BYTES
     parts |= {
         MemoryPart.JOURNAL: IN_FLIGHT_COPIES * (journaling.in_flight_bytes + journaling.batch.size_bytes)
         + ACTION_BYTES * journaling.actions,

@@ -15,12 +15,12 @@ KEPT = duplicates.KEPT_IDS_MIN
 LIMIT_BYTES = int(4_000 * DUPLICATE_BYTES / memory.WINDOWS_SHARE)
 
 
-def remember(bench: Bench, address: str, count: int) -> list[bytes]:
+def remember(bench: Bench, address: str, count: int, ago_ms: int = 0) -> list[bytes]:
     """Let the window of an address have this many ids. Return them, oldest first."""
     ids = [number.to_bytes(16, "big") for number in range(count)]
     window = bench.engine.windows.window(address)
     for number, each in enumerate(ids):
-        assert window.admit((each,), bench.engine.clock() + number)
+        assert window.admit((each,), bench.engine.clock() + number - ago_ms)
     return ids
 
 
@@ -65,6 +65,25 @@ def test_each_window_keeps_the_ids_that_a_producer_may_repeat_after_a_failure(be
         assert len(window.digests) == KEPT
         assert window.repeats((remembered[-KEPT],), bench.engine.clock())
         assert remembered[-KEPT - 1] not in window
+
+
+def test_windows_that_nobody_uses_are_dropped_if_short_ones_take_twice_the_share(bench: Bench) -> None:
+    bench.engine.memory.limit(LIMIT_BYTES)
+    for number in range(5):
+        remember(bench, str(number), KEPT, (10 - number) * duplicates.UNUSED_MS)
+    for number in range(5, 8):
+        remember(bench, str(number), KEPT, duplicates.UNUSED_MS // 2)
+    assert measured(bench) <= 2 * memory.WINDOWS_SHARE * LIMIT_BYTES
+    assert list(bench.engine.windows.by_address) == ["5", "6", "7"]
+    assert bench.engine.counters.duplicate_ids_forgotten == 5 * KEPT
+
+
+def test_windows_in_use_are_kept_whatever_they_take(bench: Bench) -> None:
+    bench.engine.memory.limit(LIMIT_BYTES // 100)
+    for number in range(8):
+        remember(bench, str(number), KEPT, duplicates.UNUSED_MS // 2)
+    measured(bench)
+    assert len(bench.engine.windows.by_address) == 8
 
 
 def test_windows_within_their_share_forget_nothing(bench: Bench) -> None:
