@@ -27,7 +27,7 @@ from bascule.core.build import build
 from bascule.core.log import PRODUCT
 from bascule.embedded import process
 from bascule.embedded.jars import classpath
-from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.kafka import SHORT_LIVED, EmbeddedKafka
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.threads.stacks import STACKS_VARIABLE, show_stacks_on_signal
 from tests.support import preloaded
@@ -287,7 +287,7 @@ def _log_restored() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """Return a Kafka for the whole run. Use your own names (``topic_prefix``), and never stop it."""
-    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as running:
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), jvm_options=SHORT_LIVED) as running:
         yield running
 
 

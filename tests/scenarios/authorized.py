@@ -9,7 +9,7 @@ from pathlib import Path
 from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceType
 
 from bascule.embedded.java import Java
-from bascule.embedded.kafka import LOG4J_PROPERTIES, EmbeddedKafka
+from bascule.embedded.kafka import LOG4J_PROPERTIES, SHORT_LIVED, EmbeddedKafka
 from bascule.embedded.process import HOST, free_port
 from bascule.kafka import clients
 from tests.support.rights_page import Process
@@ -35,7 +35,7 @@ class AuthorizedKafka(EmbeddedKafka):
     """Start a Kafka with a listener for users, who have no rights before ``grant``. Each user's password is its name."""
 
     def __init__(self, data_dir: Path, users: Iterable[str]) -> None:
-        super().__init__(data_dir)
+        super().__init__(data_dir, jvm_options=SHORT_LIVED)
         self._users = tuple(users)
         self._secure_port = free_port(HOST)
 

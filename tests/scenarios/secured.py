@@ -7,7 +7,7 @@ from pathlib import Path
 from confluent_kafka.admin import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from bascule.embedded.java import Java
-from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.kafka import SHORT_LIVED, EmbeddedKafka
 from bascule.embedded.process import HOST, free_port
 from bascule.kafka import clients
 from tests.support.certificates import STORE_PASSWORD, Authority, Certificate
@@ -48,7 +48,7 @@ class SecuredKafka(EmbeddedKafka):
     """
 
     def __init__(self, data_dir: Path, provider: Provider | None = None) -> None:
-        super().__init__(data_dir)
+        super().__init__(data_dir, jvm_options=SHORT_LIVED)
         self._provider = provider
         certificates = data_dir.parent / "certificates"
         certificates.mkdir()

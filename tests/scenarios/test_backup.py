@@ -12,7 +12,7 @@ from bascule.backup.restoring import Restore
 from bascule.client import Queue, Topic, connect
 from bascule.core.errors import Unavailable
 from bascule.core.topics import JournalTopics
-from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.kafka import SHORT_LIVED, EmbeddedKafka
 from bascule.embedded.process import NotStarted
 from bascule.kafka.history import TopicHistory
 from bascule.xa.jms import JmsResource
@@ -35,7 +35,7 @@ MESSAGES = 300
 
 @pytest.fixture(scope="module")
 def new_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(tmp_path_factory.mktemp("new-kafka")) as running:
+    with EmbeddedKafka(tmp_path_factory.mktemp("new-kafka"), jvm_options=SHORT_LIVED) as running:
         yield running
 
 

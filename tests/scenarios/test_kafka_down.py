@@ -11,7 +11,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.kafka import SHORT_LIVED, EmbeddedKafka
 from tests.scenarios.changed_topics import set_topic
 from tests.scenarios.conftest import Connect
 from tests.support.alerts import Watch
@@ -32,7 +32,7 @@ END_TIMEOUT_S = 35
 @pytest.fixture(scope="module")
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A Kafka that a test may suspend."""
-    with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka")) as running:
+    with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka"), jvm_options=SHORT_LIVED) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import psycopg
 import pytest
 
-from bascule.embedded.kafka import EmbeddedKafka, serves
+from bascule.embedded.kafka import SHORT_LIVED, EmbeddedKafka, serves
 from bascule.embedded.postgres import PREPARED_MAX, EmbeddedPostgres
 from tests.scenarios.test_adapter_jms import Billing
 from tests.scenarios.test_adapter_kills import Group
@@ -85,7 +85,7 @@ class KilledServices:
 def services(directory: Path, *, prepared_max: int = PREPARED_MAX) -> Iterator[KilledServices]:
     with ExitStack() as stack:
         postgres = stack.enter_context(temporary_postgres(prepared_max))
-        kafka = stack.enter_context(EmbeddedKafka(directory / "kafka"))
+        kafka = stack.enter_context(EmbeddedKafka(directory / "kafka", jvm_options=SHORT_LIVED))
         running = KilledServices(kafka, postgres, stack.enter_context(System(kafka.bootstrap, directory / "broker", prefix="kills")))
         for keeper in running.keepers.values():
             stack.enter_context(keeper)

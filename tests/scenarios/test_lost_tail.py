@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bascule.core.topics import JournalTopics
-from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.kafka import SHORT_LIVED, EmbeddedKafka
 from bascule.kafka import clients
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines.carry import Carrier, held_position
@@ -32,7 +32,7 @@ _DERIVED = ("*/*index", "*/*.snapshot", ".kafka_cleanshutdown", "recovery-point-
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(tmp_path / "kafka") as running:
+    with EmbeddedKafka(tmp_path / "kafka", jvm_options=SHORT_LIVED) as running:
         yield running
 
 

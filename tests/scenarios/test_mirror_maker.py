@@ -12,7 +12,7 @@ from bascule.client import Queue, connect
 from bascule.core.errors import Unavailable
 from bascule.embedded.jars import classpath
 from bascule.embedded.java import find_java
-from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.kafka import SHORT_LIVED, EmbeddedKafka
 from bascule.embedded.process import Child
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
@@ -37,7 +37,7 @@ IDENTITY = "replication.policy.class = org.apache.kafka.connect.mirror.IdentityR
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(tmp_path_factory.mktemp("other-site")) as running:
+    with EmbeddedKafka(tmp_path_factory.mktemp("other-site"), jvm_options=SHORT_LIVED) as running:
         yield running
 
 

@@ -15,7 +15,7 @@ from bascule.adapter.inbound import InboundLog
 from bascule.adapter.inbound.state import Place
 from bascule.client import Queue, Topic, connect
 from bascule.core.xid import Xid
-from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.kafka import SHORT_LIVED, EmbeddedKafka
 from bascule.xa import FileLog
 from bascule.xa.errors import Code
 from bascule.xa.jms import JmsResource
@@ -59,7 +59,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def old_kafka(directory: Path) -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(directory / "kafka") as running:
+    with EmbeddedKafka(directory / "kafka", jvm_options=SHORT_LIVED) as running:
         yield running
 
 

@@ -23,7 +23,7 @@ import psycopg
 import pytest
 
 from bascule.client import Message, connect
-from bascule.embedded.kafka import EmbeddedKafka, serves
+from bascule.embedded.kafka import SHORT_LIVED, EmbeddedKafka, serves
 from bascule.embedded.postgres import EmbeddedPostgres
 from bascule.xa.log import Outcome
 from bascule.xa.recovery import Recoverer
@@ -278,7 +278,8 @@ def reachable(postgres: EmbeddedPostgres) -> bool:
 def test_kafka_kills_at_selected_points_split_no_transaction(
     postgres: EmbeddedPostgres, topic_prefix: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka")) as own, Keeper(own), made(own, postgres, topic_prefix, tmp_path) as victims:
+    kafka = EmbeddedKafka(tmp_path_factory.mktemp("own-kafka"), jvm_options=SHORT_LIVED)
+    with kafka as own, Keeper(own), made(own, postgres, topic_prefix, tmp_path) as victims:
         for log in ("file", "kafka"):
             wait_for(lambda: own.pid is not None and serves(own.port), "Kafka")
             points = victims.run(Case("", log=log))["points"]

@@ -360,7 +360,7 @@ def _embedded_kafka(settings: Settings, directory: Path, ports: dict[str, int]) 
     names = own_names(settings.journal_topics, settings.bridge.id)
     return EmbeddedKafka(
         directory / DIRECTORY, port=ports[PLAIN_PORT], fsync=settings.embedded.fsync, heap_mb=settings.embedded.heap_mb,
-        protection=Protection(directory / DIRECTORY, ports[OWN_PORT], names),
+        jvm_options=settings.embedded.jvm_options, protection=Protection(directory / DIRECTORY, ports[OWN_PORT], names),
     )  # fmt: skip
 
 

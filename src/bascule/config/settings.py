@@ -339,16 +339,15 @@ _KAFKA_RESERVED = {
 class Embedded(Section):
     """The single-node Kafka that ``bascule up`` and ``bascule kafka`` run."""
 
-    data_dir: AtRestart[Path] = Field(
-        default=Path(DATA_DIR), description="Directory for all local data: Kafka's data, logs, process ids, ports, spill files"
-    )
+    data_dir: AtRestart[Path] = Field(default=Path(DATA_DIR), description="Directory of Kafka's data, logs, process ids, ports, spills")
     port: AtRestart[Port] = Field(default=9092, description="Kafka port; 0 = any free port")
     fsync: AtRestart[bool] = Field(
-        default=False,
-        description="Write every record to the disk before it is acknowledged. Records then survive a power cut, but writes are much"
-        " slower",
+        default=False, description="Write each record to the disk before it is acknowledged: it survives a power cut, but writes are slower"
     )
     heap_mb: AtRestart[int] = Field(default=512, ge=128, description="Java heap of Kafka in MiB")
+    jvm_options: AtRestart[tuple[str, ...]] = Field(
+        default=(), description='Further options of Kafka\'s JVM; ["-XX:TieredStopAtLevel=1"] is faster in the first minutes, slower later'
+    )
 
 
 class Pipelines(MetricsSection):

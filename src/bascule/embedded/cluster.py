@@ -12,7 +12,7 @@ from typing import Self
 
 from bascule.embedded.jars import JarStore
 from bascule.embedded.java import find_java
-from bascule.embedded.kafka import EmbeddedKafka, new_cluster_id
+from bascule.embedded.kafka import SHORT_LIVED, EmbeddedKafka, new_cluster_id
 from bascule.embedded.process import HOST, free_ports
 
 NODES = 3
@@ -26,7 +26,7 @@ class ClusterNode(EmbeddedKafka):
 
     def __init__(self, data_dir: Path, number: int, port: int, controllers: list[int], cluster_id: str, jars: JarStore | None) -> None:
         """Prepare node ``number``, from 1. ``controllers`` are the ports of the controllers of all nodes."""
-        super().__init__(data_dir, port=port, heap_mb=NODE_HEAP_MB, jars=jars)
+        super().__init__(data_dir, port=port, heap_mb=NODE_HEAP_MB, jvm_options=SHORT_LIVED, jars=jars)
         self.number = number
         #: Lines for ``server.properties`` that override Bascule's settings; used at the next start.
         self.more_properties = ""

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,8 @@ from bascule.embedded.protection import LISTENER, LOCK_FILE, Protection
 #: Kafka's default of 128 MiB would be most of the heap; 16 MiB hold 700,000 keys in one pass of the cleaner.
 CLEANER_BUFFER_BYTES = 16 << 20
 HEAP_MB = 512
+#: Options of the JVM for a Kafka that runs for some minutes: the first compiler alone. Later, both compilers are faster (ADR 11).
+SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)
 START_TIMEOUT_S = 90.0
 FORMAT_TIMEOUT_S = 120.0
 #: Retries if a free port was taken before Kafka used it.
@@ -113,14 +115,15 @@ class EmbeddedKafka:
     """
 
     def __init__(
-        self, data_dir: Path, *, port: int = 0, fsync: bool = False, heap_mb: int = HEAP_MB, jars: JarStore | None = None,
-        protection: Protection | None = None,
+        self, data_dir: Path, *, port: int = 0, fsync: bool = False, heap_mb: int = HEAP_MB, jvm_options: Sequence[str] = (),
+        jars: JarStore | None = None, protection: Protection | None = None,
     ) -> None:  # fmt: skip
         """``port`` 0 is any free port, chosen at the first start. Without ``protection``, every client may do everything."""
         self.data_dir = data_dir.absolute()
         self.port = port
         self.fsync = fsync
         self.heap_mb = heap_mb
+        self.jvm_options = tuple(jvm_options)  # they come last, and so override those of this class
         self._chosen_port = port
         self._jars = jars or JarStore()
         self._protection = protection
@@ -275,8 +278,6 @@ class EmbeddedKafka:
             java.executable,
             # Of the collectors, this one gave the most records per second and took the least memory on two cores.
             "-XX:+UseSerialGC",
-            # The second compiler takes a fifth of a core for minutes, and gains less than that (ADR 11).
-            "-XX:TieredStopAtLevel=1",
             f"-Xms{self.heap_mb // 4}m",
             f"-Xmx{self.heap_mb}m",
             "-XX:+ExitOnOutOfMemoryError",
@@ -284,6 +285,7 @@ class EmbeddedKafka:
             "-Xlog:all=error:stderr",
             "-Djava.awt.headless=true",
             f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}",
+            *self.jvm_options,
             "-cp",
             classpath,
         ]

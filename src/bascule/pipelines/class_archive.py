@@ -24,7 +24,7 @@ import pyspark
 from bascule.core.errors import Unavailable
 from bascule.embedded.jars import classpath
 from bascule.embedded.java import find_jdk
-from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.kafka import SHORT_LIVED, EmbeddedKafka
 from bascule.kafka.admin import Topics
 from bascule.pipelines.spec import PipelinesSpec
 
@@ -72,7 +72,10 @@ def write() -> Path:
     half = path.with_suffix(f".{os.getpid()}")
     os.environ[WRITING] = str(half)
     try:
-        with tempfile.TemporaryDirectory(prefix="bascule-") as directory, EmbeddedKafka(Path(directory, "kafka")) as kafka:
+        with (
+            tempfile.TemporaryDirectory(prefix="bascule-") as directory,
+            EmbeddedKafka(Path(directory, "kafka"), jvm_options=SHORT_LIVED) as kafka,
+        ):
             _run_a_pipeline(kafka.bootstrap, Path(directory, "checkpoint"))
         half.replace(path)
     finally:
