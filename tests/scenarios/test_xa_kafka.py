@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from bascule.core.effects import run_blocking
 from bascule.core.errors import InvalidInput
 from bascule.embedded.kafka import EmbeddedKafka
-from bascule.kafka import slot
+from bascule.kafka import clients, slot
 from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import Stored
 from bascule.threads.clock import elapsed_s
 from bascule.xa import Vote, Xid
+from bascule.xa.blocking import now_ms
 from bascule.xa.errors import BranchRolledBack, DuplicateXid, OutOfOrder, UnknownXid
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_protocol import LIMITS, BranchLimits
@@ -217,6 +219,52 @@ def test_send_to_a_missing_topic_or_above_the_topic_limit_is_refused_at_once(mak
     handle.send(small, b"v" * 1700)
     resource.end(xid, success=True)
     resource.commit(xid, one_phase=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "partition", "ahead_s", "expected"),
+    [
+        (None, 0, 0.0, "needs a key"),
+        (b"key", 1, 0.0, "has no partition 1"),
+        (b"key", 0, 7200.0, "does not accept timestamp_ms"),
+        (b"key", 0, -172_800.0, "does not accept timestamp_ms"),
+    ],
+    ids=["no key", "no partition", "future", "past"],
+)
+def test_record_that_its_topic_would_refuse_at_the_commit_is_refused_at_once(
+    make: Make, kafka: EmbeddedKafka, topic: str, key: bytes | None, partition: int, ahead_s: float, expected: str
+) -> None:
+    """A prepared branch with such a record could never commit, although its transaction has committed elsewhere."""
+    strict, timestamp_ms = f"{topic}.strict", now_ms() + int(1000 * ahead_s) if ahead_s else 0
+    topics = Topics({"bootstrap.servers": kafka.bootstrap})
+    topics.create(strict, 1, {"cleanup.policy": "compact", "message.timestamp.before.max.ms": "86400000"})
+    topics.await_visible([strict])
+    refused: list[KafkaError | None] = []
+    producer = clients.producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True, "message.timeout.ms": 10_000})
+    try:
+        report = lambda error, _: refused.append(error)  # noqa: E731
+        producer.produce(strict, b"1", key, partition=partition, timestamp=timestamp_ms, on_delivery=report)
+        producer.flush(30)
+    except KafkaException as error:
+        refused.append(error.args[0])
+    assert [each is not None for each in refused] == [True], "Kafka accepts the record"
+    resource, xid = make(), new_xid()
+    handle = resource.start(xid, timeout_s=TIMEOUT_S)
+    with pytest.raises(InvalidInput, match=expected):
+        handle.send(strict, b"1", key, partition=partition, timestamp_ms=timestamp_ms)
+    handle.send(strict, b"1", b"key")
+    resource.end(xid, success=True)
+    assert resource.prepare(xid) is Vote.YES
+    resource.commit(xid)
+    assert committed_keys(kafka, strict) == [b"key"]
+
+
+def committed_keys(kafka: EmbeddedKafka, topic: str) -> list[bytes | str | None]:
+    reader = Reader(kafka.bootstrap, topic)
+    try:
+        return [record.key() for record in reader._consumer.consume(1, TIMEOUT_S)]
+    finally:
+        reader.close()
 
 
 def test_calls_out_of_order_on_a_kafka_branch_are_refused(make: Make, topic: str) -> None:

@@ -237,7 +237,7 @@ TRANSACTIONS: Final = Process(
         Right(TOPIC, "bascule.xa.decisions", OWNS, "decisions of the transaction manager"),
         Right(TOPIC, "XA.side", (*OWNS, DELETE), "records of branches that are not committed; programs delete old records"),
         Right(TOPIC, "XA.log", OWNS, "prepared branches"),
-        Right(TOPIC, "TARGET", (CONFIGS, WRITE), "each topic to which the program sends, and the size of its records"),
+        Right(TOPIC, "TARGET", (CONFIGS, WRITE), "each topic to which the program sends, and which records it accepts"),
         Right(ID, "XA.*", (WRITE,), "transactions of the branches"),
         _READERS,
         _TRANSACTIONS,

@@ -60,8 +60,8 @@ class KafkaBranch:
         """Send a record in the transaction. Readers with ``read_committed`` see all of its records at once, or none.
 
         ``value`` None is a tombstone. If ``partition`` is -1, the key selects the partition as in the Java client. ``timestamp_ms`` 0 means
-        the time of the commit. Raises InvalidInput if the topic does not exist, the record is too large for it, or the branch has more than
-        500,000 records or 256 MiB; ResourceFailed if Kafka does not report the limits of the topic.
+        the time of the commit. Raises InvalidInput if the topic does not exist or would refuse the record, or if the branch has more than
+        500,000 records or 256 MiB; ResourceFailed if Kafka does not report the rules of the topic, or the program may not write to it.
         """
         self._send(Outgoing(topic, key, value, list(headers), partition, timestamp_ms))
 

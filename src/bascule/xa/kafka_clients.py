@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
-from bascule.core.errors import InvalidInput, TooLarge, Unavailable
+from bascule.core.errors import Denied, InvalidInput, Unavailable
 from bascule.core.kafka_records import Outgoing
 from bascule.kafka import own_topics
 from bascule.kafka.admin import Topics
@@ -15,10 +16,12 @@ from bascule.kafka.appender import Appender
 from bascule.kafka.compacted import Stored, TableReader
 from bascule.kafka.history import TopicHistory
 from bascule.kafka.slot import Slot
+from bascule.xa.blocking import now_ms
 from bascule.xa.kafka_records import BranchTopics, SideEnds
+from bascule.xa.kafka_targets import TargetRules, size_bytes_of
 
-#: Maximum overhead of a record in bytes. A record that is too large is refused when it is sent, not when it is committed.
-RECORD_OVERHEAD_BYTES = 200
+#: How long, in seconds, the rules of a topic are used before they are read again.
+RULES_KEPT_S: Final = 300.0
 
 
 class Clients:
@@ -30,7 +33,7 @@ class Clients:
         own_topics.prepare(kafka, {branches.side: own_topics.SIDE, branches.log: own_topics.BRANCHES})
         self.appender = Appender(kafka)
         self.reader = TableReader(kafka, branches.log, range(branches.partitions))
-        self._limits: dict[str, int] = {}
+        self._rules: dict[str, tuple[TargetRules, float]] = {}  # by topic, with the time of the read
         self._slots: dict[str, Slot] = {}
         self._turns: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -38,20 +41,38 @@ class Clients:
     def check(self, record: Outgoing) -> int:
         """Return the size of a record in bytes if its topic will accept the record: a prepared branch must be able to commit.
 
-        Raises InvalidInput if the topic does not exist, TooLarge if the record is larger than max.message.bytes of the topic.
+        Raises InvalidInput if the topic does not exist or would refuse the record, TooLarge if the record is too large for the topic,
+        Unavailable, Denied if this program may not write to the topic.
         """
-        headers = sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
-        size_bytes = len(record.key or b"") + len(record.value or b"") + headers + RECORD_OVERHEAD_BYTES
-        limit = self._limits.get(record.topic)
-        if limit is None or size_bytes > limit:  # the limit may have been raised
-            if record.topic not in self._topics.partitions():
-                raise InvalidInput(f"topic {record.topic!r} does not exist")
-            limit = self._limits[record.topic] = int(self._topics.config(record.topic)["max.message.bytes"])
-        if size_bytes > limit:
-            raise TooLarge(
-                f"a record of {size_bytes} bytes is too large for topic {record.topic!r}: max.message.bytes of the topic is {limit}"
-            )
+        size_bytes, rules = size_bytes_of(record), self._kept_rules(record.topic)
+        if rules is None or rules.refusal(record, size_bytes, now_ms()) is not None:  # the rules may have changed
+            rules = self._read_rules(record.topic)
+        if (refusal := rules.refusal(record, size_bytes, now_ms())) is not None:
+            raise refusal
         return size_bytes
+
+    def _kept_rules(self, topic: str) -> TargetRules | None:
+        """Return the rules of a topic if they were read before. Old ones are read again, and apply until Kafka answers."""
+        rules, read_s = self._rules.get(topic, (None, 0.0))
+        if rules is None or time.monotonic() - read_s < RULES_KEPT_S:
+            return rules
+        try:
+            return self._read_rules(topic)
+        except Denied:
+            raise
+        except Unavailable:
+            self._rules[topic] = rules, time.monotonic()
+            return rules
+
+    def _read_rules(self, topic: str) -> TargetRules:
+        """Read the rules of a topic. Raises InvalidInput if the topic does not exist, Denied, Unavailable."""
+        self._rules.pop(topic, None)
+        if (partitions := self._topics.partitions().get(topic)) is None:
+            raise InvalidInput(f"topic {topic!r} does not exist")
+        self._topics.check_writable(topic)
+        rules = TargetRules.of(self._topics.config(topic), partitions)
+        self._rules[topic] = rules, time.monotonic()
+        return rules
 
     def side_ends(self) -> SideEnds:
         """Return the ends of the side topic. Raises Unavailable, also if the topic is replaced meanwhile."""

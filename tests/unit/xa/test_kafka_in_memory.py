@@ -19,7 +19,7 @@ from bascule.core.kafka_records import Outgoing
 from bascule.kafka import clients
 from bascule.kafka.guards import UnsafeTopic
 from bascule.threads.clock import elapsed_s
-from bascule.xa import Vote, Xid
+from bascule.xa import Vote, Xid, kafka_clients
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceError, ResourceFailed, UnknownXid
 from bascule.xa.kafka import KafkaResource
 from bascule.xa.kafka_log import KafkaLog
@@ -211,6 +211,32 @@ def test_record_that_topic_would_refuse_is_refused_at_send(make: Make, kafka: Ka
     handle.send("small", bytes(700))
     kafka.topics["small"].config["max.message.bytes"] = "2000"
     handle.send("small", bytes(900))
+
+
+def test_record_for_topic_without_right_to_write_is_refused_at_send(make: Make, kafka: KafkaInMemory) -> None:
+    """Kafka would refuse the commit of the prepared branch, for as long as the right is missing."""
+    kafka.denied.add("orders")
+    handle = make("one").start(branch(new_gtrid("test", 0), "kafka"), timeout_s=TIMEOUT_S)
+    with pytest.raises(ResourceFailed, match="may not be written: Kafka's ACLs do not allow it"):
+        handle.send("orders", b"1")
+    kafka.denied.discard("orders")
+    handle.send("orders", b"1")
+
+
+def test_changed_rules_of_topic_apply_after_a_time_and_last_ones_while_kafka_is_away(
+    make: Make, kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = make("one").start(branch(new_gtrid("test", 0), "kafka"), timeout_s=TIMEOUT_S)
+    handle.send("orders", b"1")
+    monkeypatch.setattr(kafka_clients, "RULES_KEPT_S", 0.0)
+    kafka.topics["orders"].config["cleanup.policy"] = "compact"
+    kafka.fail("describe_configs", KafkaError.UNKNOWN)
+    handle.send("orders", b"2")
+    with pytest.raises(InvalidInput, match="topic 'orders' needs a key"):
+        handle.send("orders", b"3")
+    kafka.denied.add("orders")
+    with pytest.raises(ResourceFailed, match="may not be written"):
+        handle.send("orders", b"4", b"key")
 
 
 def test_branch_beyond_byte_limit_refuses_record(make: Make) -> None:
