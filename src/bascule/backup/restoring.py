@@ -31,9 +31,10 @@ from bascule.core.topics import JournalTopics
 from bascule.journal.errors import ForeignRecord
 from bascule.journal.records import KEY_OF_KIND, Kind, Op, decode_header, encode_record, json_entry
 from bascule.kafka import own_topics, restore_mark
-from bascule.kafka.admin import CLUSTER_DEFAULT, Topics
+from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import trim
 from bascule.kafka.history import TopicHistory
+from bascule.kafka.replication import CLUSTER_DEFAULT
 from bascule.kafka.rewriting import OrderedAppends, fill
 from bascule.kafka.snapshots import JOURNAL_KEY
 from bascule.writer.position import INGRESS, UNKNOWN_EPOCH, Position

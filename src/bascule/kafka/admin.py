@@ -26,6 +26,7 @@ from bascule.core.errors import BasculeError, Denied, InvalidInput, Unavailable
 from bascule.kafka import clients
 from bascule.kafka.errors import Verdict, passing, verdict_of, words
 from bascule.kafka.history import PROMPT
+from bascule.kafka.replication import CLUSTER_DEFAULT
 from bascule.kafka.retrying import FIRST_ANSWER_S, ask_in_tries, ask_until
 
 T = TypeVar("T")
@@ -41,9 +42,6 @@ VISIBLE_TIMEOUT_S = 120.0
 FENCED_PAUSE_S = 0.5
 #: The controller writes this if no broker is live. It uses the same error code for a replication factor that is too large.
 _FENCED = "currently fenced"
-#: Replication factor that means "as the cluster's default".
-CLUSTER_DEFAULT = -1
-
 _CHANGE: Mapping[str, Any] = {"operation_timeout": ADMIN_TIMEOUT_S, "request_timeout": ADMIN_TIMEOUT_S}
 #: Errors after which Kafka may have carried out the request.
 _UNANSWERED = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION)

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from bascule.core.errors import InvalidInput
 from bascule.kafka.errors import words
 from bascule.kafka.event_producer import EventProducer, available
+from bascule.kafka.replication import PREFIX, of_librdkafka
 
 if TYPE_CHECKING:
     from bascule.core.log import ClientLog
@@ -59,10 +60,14 @@ def admin(settings: Mapping[str, Any]) -> AdminClient:
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Check settings without a connection. Raises InvalidInput for settings that librdkafka refuses.
+    """Check settings of librdkafka without a connection. Raises InvalidInput for settings that librdkafka refuses.
 
     librdkafka checks the value of each setting, reads the certificates, and knows which SASL mechanisms it was built with.
     """
+    if own := sorted(name for name in settings if name.startswith(PREFIX)):
+        raise InvalidInput(
+            f"kafka.client: {own[0]} is a setting for programs; use journal.replication_factor and journal.min_insync_replicas"
+        )
     try:
         admin({name: value for name, value in settings.items() if name != "bootstrap.servers"})
     except KafkaException as error:
@@ -85,4 +90,4 @@ def assign(consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
 
 
 def _quiet(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {"log_level": _LOG_LEVEL, "topic.metadata.refresh.interval.ms": _REFRESH_MS, **settings}
+    return {"log_level": _LOG_LEVEL, "topic.metadata.refresh.interval.ms": _REFRESH_MS, **of_librdkafka(settings)}

@@ -18,6 +18,7 @@ from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
 from bascule.kafka import clients, restore_mark
 from bascule.kafka.admin import Facts, Topics
+from bascule.kafka.replication import replication_of
 
 #: The caller has already waited for a transaction; a running Kafka answers at once.
 EXPLAIN_TIMEOUT_S = 2.0
@@ -132,13 +133,14 @@ def ensure(
     *,
     record_bytes: int = RECORD_BYTES_MAX,
 ) -> None:
-    """Create a topic if it does not exist, and check it; weak settings are logged.
+    """Create a topic of a user's program if it does not exist, and check it; weak settings are logged.
 
     Raises UnsafeTopic for an unsafe setting, InvalidInput, Unavailable.
     """
     topics = Topics(kafka)
     if topic not in topics.partitions():
-        topics.create(topic, partitions, config)
+        replication = replication_of(kafka)
+        topics.create(topic, partitions, {**config, **replication.settings}, replication_factor=replication.factor)
         topics.await_visible([topic])
     expected = None if role is TopicRole.WAITING else partitions
     for finding in guard(topics, {topic: (role, expected)}, record_bytes):

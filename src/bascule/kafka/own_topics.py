@@ -9,9 +9,10 @@ from typing import Any, Final
 from bascule.core import topics as names
 from bascule.core.log import get_log
 from bascule.core.topics import RECORD_BYTES_MAX
-from bascule.kafka.admin import CLUSTER_DEFAULT, Topics
+from bascule.kafka.admin import Topics
 from bascule.kafka.compacted import TABLE_CONFIG
 from bascule.kafka.guards import Finding, TopicRole, guard
+from bascule.kafka.replication import CLUSTER_DEFAULT, replication_of
 from bascule.writer.position import POSITION_PARTITIONS
 
 _log = get_log(__name__)
@@ -101,8 +102,9 @@ def ensure(
 
 
 def prepare(kafka: Mapping[str, Any], wanted: Mapping[str, OwnTopic]) -> None:
-    """Call ``ensure`` for a user's program, and log weak settings."""
-    for finding in ensure(kafka, wanted):
+    """Call ``ensure`` for a user's program, whose settings may say how many replicas new topics get, and log weak settings."""
+    replication = replication_of(kafka)
+    for finding in ensure(kafka, wanted, replication_factor=replication.factor, min_insync_replicas=replication.min_insync):
         _log.warning("weak topic setting", finding=finding)
 
 

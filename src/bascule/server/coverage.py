@@ -15,8 +15,9 @@ from bascule.config.pipeline import Divert
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
 from bascule.kafka import own_topics
-from bascule.kafka.admin import CLUSTER_DEFAULT, Topics
+from bascule.kafka.admin import Topics
 from bascule.kafka.control import ControlTopics
+from bascule.kafka.replication import CLUSTER_DEFAULT
 from bascule.server.divert_users import DivertUsers, user_of
 from bascule.server.effects import LoopEffects
 from bascule.writer.control import PipelineDefinition

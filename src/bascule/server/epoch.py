@@ -33,9 +33,9 @@ from bascule.core.errors import BasculeError
 from bascule.core.log import get_log
 from bascule.core.topics import JournalTopics
 from bascule.journal.offsets import OffsetMap
-from bascule.kafka.admin import CLUSTER_DEFAULT
 from bascule.kafka.journal_writer import journal_writer
 from bascule.kafka.log import PartitionReader, offset_of, takes_appends
+from bascule.kafka.replication import CLUSTER_DEFAULT
 from bascule.server.coverage import CoverageControl
 from bascule.server.divert_users import DivertUsers
 from bascule.server.effects import LoopEffects

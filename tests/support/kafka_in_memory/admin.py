@@ -67,7 +67,7 @@ class MemoryAdmin(MemoryClient):
     def _create(self, new: Any) -> None:
         if new.topic in self.kafka.topics:
             raise failure(KafkaError.TOPIC_ALREADY_EXISTS)
-        self.kafka.create(new.topic, new.num_partitions, **new.config)
+        self.kafka.create(new.topic, new.num_partitions, **new.config).replicas = max(1, new.replication_factor)
 
     def _topic(self, name: str) -> Topic:
         if name not in self.kafka.topics:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError
 
+from bascule.kafka.replication import of_librdkafka
 from tests.support.kafka_in_memory.state import failure
 from tests.support.librdkafka import refused
 
@@ -19,6 +20,7 @@ class MemoryClient:
     """A client. Raises KafkaException for settings that librdkafka refuses, as the client that ships does."""
 
     def __init__(self, kafka: KafkaInMemory, settings: Mapping[str, Any]) -> None:
+        settings = of_librdkafka(settings)
         if why := refused(settings):
             raise failure(KafkaError._INVALID_ARG, reason=why)
         self.kafka = kafka
