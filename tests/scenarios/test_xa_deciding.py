@@ -16,8 +16,10 @@ from bascule.testing.xa import DurableBranches, ModelLog, ModelResource
 from bascule.threads.background import in_background
 from bascule.xa import TransactionManager, TransactionRolledBack
 from bascule.xa.decision_table import TABLE
+from bascule.xa.errors import ResourceError
 from bascule.xa.log import Decision, LogState, Outcome
 from bascule.xa.postgres import PostgresResource
+from bascule.xa.report import TransactionFinding
 from bascule.xa.sqlalchemy import SqlAlchemyResource
 from bascule.xa.xid import Xid, new_gtrid
 from tests.support.postgres import temporary_postgres
@@ -227,8 +229,80 @@ def test_decision_is_found_although_the_application_selects_another_schema(make:
         decision = Decision(new_gtrid("shop", 0, "aaaaaaaa", deciders=["database"]), Outcome.ROLLBACK, (), 0, "recoverer")
         assert database.decide(decision) == decision
         assert database.decisions("shop") == [decision]
-    assert select(plain, f"SELECT gtrid FROM tenant.{TABLE}") == []
+    assert select(plain, f"SELECT gtrid FROM tenant.{TABLE}") == [decision.gtrid.decode()]  # a process may find this table
+    with psycopg.connect(plain.conninfo) as connection:
+        connection.execute("DROP SCHEMA tenant CASCADE")
     assert (select(plain, "SELECT item FROM payments"), broker.durable.committed) == (["one"], ["message"])
+
+
+def working_in(plain: EmbeddedPostgres, schema: str) -> str:
+    """Create a schema of user ``shop``, and return the connection string of a process that works in it."""
+    with psycopg.connect(plain.conninfo, autocommit=True) as connection:
+        connection.execute("DO $$BEGIN CREATE ROLE shop LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END$$")
+        connection.execute(f"CREATE SCHEMA {schema} AUTHORIZATION shop; GRANT ALL ON payments TO shop")
+    return f"host={HOST} port={plain.port} user=shop dbname=postgres options='-c search_path={schema},public'"
+
+
+@pytest.fixture
+def schemas(plain: EmbeddedPostgres) -> Iterator[tuple[str, str]]:
+    """Return the connection strings of two processes whose tables of decisions are in different schemas."""
+    with psycopg.connect(plain.conninfo, autocommit=True) as connection:
+        connection.execute(f"TRUNCATE payments; DROP TABLE IF EXISTS {TABLE}")
+    yield working_in(plain, "first"), working_in(plain, "second")
+    with psycopg.connect(plain.conninfo, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA first CASCADE; DROP SCHEMA second CASCADE")
+
+
+def killed_after_the_decision(conninfo: str, durable: DurableBranches, log: ModelLog) -> None:
+    def kill(reached: str) -> None:
+        if reached == "broker.commit.before":
+            raise Killed
+
+    database, broker = PostgresResource("db", conninfo), ModelResource("broker", durable, watch=kill)
+    manager = TransactionManager("shop", log, [broker, database])
+    manager.open()
+    with pytest.raises(Killed):
+        pay(manager, database, broker, "one")
+    manager.close()
+    database.close()
+
+
+def test_decision_in_another_schema_is_found_by_a_process_with_another_search_path(
+    plain: EmbeddedPostgres, schemas: tuple[str, str]
+) -> None:
+    """A new release of the application works in a new schema, with a new table of decisions."""
+    (first, second), durable, log = schemas, DurableBranches(), ModelLog()
+    killed_after_the_decision(first, durable, log)
+    database = PostgresResource("db", second)
+    with TransactionManager("shop", log, [ModelResource("broker", durable), database]):
+        assert (durable.committed, durable.prepared) == (["message"], {})
+        asked = Decision(new_gtrid("shop", 0, "aaaaaaaa", deciders=["db"]), Outcome.ROLLBACK, (), 0, "recoverer")
+        earlier = PostgresResource("db", first)
+        assert database.decide(asked) == asked
+        commit = replace(asked, outcome=Outcome.COMMIT)
+        assert earlier.decide(commit) == asked, "a process of the earlier release could still commit"
+    database.close()
+    assert select(plain, "SELECT item FROM payments") == ["one"]
+
+
+def test_nothing_is_rolled_back_by_a_role_that_may_not_use_the_table_of_decisions(
+    plain: EmbeddedPostgres, schemas: tuple[str, str]
+) -> None:
+    """An operator runs the recovery as another user, who does not find the table of the application."""
+    durable, log = DurableBranches(), ModelLog()
+    killed_after_the_decision(schemas[0], durable, log)
+    (xid,) = durable.prepared
+    broker, foreign, own = ModelResource("broker", durable), PostgresResource("db", plain.conninfo), PostgresResource("db", schemas[0])
+    recoverer = TransactionManager("shop", log, [broker, foreign]).recoverer()
+    assert 'may not use "first".bascule_decisions' in recoverer.run().unreachable["db"]
+    assert recoverer.report(xid.gtrid).finding is TransactionFinding.NOT_KNOWN
+    with pytest.raises(ResourceError, match="connect as the role whose process decides"):
+        recoverer.finish_now(xid, Outcome.ROLLBACK)
+    assert list(durable.prepared) == [xid]
+    TransactionManager("shop", log, [broker, own]).recoverer().run()
+    assert (durable.committed, durable.prepared) == (["message"], {})
+    for each in (foreign, own):
+        each.close()
 
 
 def test_error_for_disabled_prepared_transactions_names_the_server_setting(plain: EmbeddedPostgres) -> None:

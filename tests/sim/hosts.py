@@ -92,6 +92,9 @@ class LaterClock(Clock):
 class Billing(DbapiResource[LocalConnection]):
     """A database that prepares, with a pool of connections; the handle ends with its branch, as that of PostgresResource does."""
 
+    def begun(self, raw: Any, timeout_s: float) -> None:
+        """See DbapiResource. This driver ends no transaction alone, so transactions are not marked."""
+
     def lent(self, connection: Any) -> LocalConnection:
         """See DbapiResource."""
         return LocalConnection(connection)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import enum
-import re
-import secrets
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from bascule.core.errors import InvalidInput
+from bascule.xa.branch_mark import BranchMark
 from bascule.xa.branches import BranchStates
 from bascule.xa.database_errors import asked_about, translated, unprepared_commit
+from bascule.xa.driver_xids import driver_xid, is_left_trial, recovered, trial_xid
 from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, ResourceError, ResourceFailed, RetryLater, UnknownXid
 from bascule.xa.forks import abandon
 from bascule.xa.log import Outcome
 from bascule.xa.resource import BranchState, Call, CommitPriority, Vote, beside_a_call
-from bascule.xa.xid import FORMAT_ID, Xid
+from bascule.xa.xid import Xid
 
 HandleT = TypeVar("HandleT")
 #: Connections kept open between branches: as many as threads usually work at once.
@@ -26,11 +25,6 @@ IDLE_MAX = 8
 
 #: The two-phase commit extensions of PEP 249 that are used here.
 TWO_PHASE_METHODS = ("xid", "tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback", "tpc_recover")
-
-#: A branch of ``check``: the time of its begin, in seconds since the epoch, and a random number.
-_TRIAL: Final = re.compile(rb"bascule-check/([0-9a-f]+)\.[0-9a-f]{16}")
-#: After this time, in seconds, a branch of ``check`` is taken for the remains of a process that has died.
-TRIAL_MAX_S: Final = 600
 
 
 class DatabaseViolation(enum.StrEnum):
@@ -219,7 +213,7 @@ class DatabaseResource(Generic[HandleT]):
 
     def listed(self, raw: Any) -> Sequence[Xid]:
         """Return the branches that the database has prepared."""
-        found = [_recovered(each) for each in raw.tpc_recover() if each[0] is not None]
+        found = [recovered(each) for each in raw.tpc_recover() if each[0] is not None]
         raw.rollback()
         return found
 
@@ -273,25 +267,6 @@ class DatabaseResource(Generic[HandleT]):
             work = self._work.pop(xid, None)
         if work is not None:
             work.close(reusable=reusable)
-
-
-def _octets(part: str | bytes | bytearray | memoryview) -> bytes:
-    """Return a part of an Xid as bytes: some drivers return text, others bytes."""
-    return part.encode() if isinstance(part, str) else bytes(part)
-
-
-def _recovered(row: Sequence[Any]) -> Xid:
-    """Return an Xid of ``tpc_recover``: its three parts, or a row of XA RECOVER in MySQL and MariaDB, with the lengths of two parts."""
-    if isinstance(row[1], int):
-        format_id, gtrid_size, bqual_size, data = row
-        octets = _octets(data)
-        return Xid(format_id, octets[:gtrid_size], octets[gtrid_size : gtrid_size + bqual_size])
-    return Xid(row[0], _octets(row[1]), _octets(row[2]))
-
-
-def driver_xid(raw: Any, xid: Xid) -> Any:
-    """Return an Xid in the driver's form."""
-    return raw.xid(xid.format_id, xid.gtrid.decode(), xid.bqual.decode())
 
 
 class _ConnectionWork(Generic[HandleT]):
@@ -378,6 +353,27 @@ class DbapiResource(DatabaseResource[HandleT]):
         self._connect = connect
         self._idle_max = idle_max
         self._idle: list[HandleT] = []
+        self._mark = BranchMark(self._trial)
+
+    def begun(self, raw: Any, timeout_s: float) -> None:  # noqa: ARG002 - the driver has no timeout for a transaction
+        """See DatabaseResource."""
+        self._mark.put(raw)
+
+    def vote(self, raw: Any, xid: Xid) -> Vote:
+        """See DatabaseResource."""
+        self._mark.check(raw, xid)
+        return Vote.YES
+
+    @contextmanager
+    def _trial(self) -> Iterator[Any]:
+        """Yield a connection with a branch in which nobody works."""
+        with self.connected() as raw:
+            raw.tpc_begin(driver_xid(raw, trial_xid(self.name)))
+            try:
+                yield raw
+            finally:
+                with suppress(Exception):  # the end of the connection rolls the branch back
+                    raw.tpc_rollback()
 
     def opened(self, xid: Xid) -> Work[HandleT]:
         """See DatabaseResource."""
@@ -400,7 +396,7 @@ class DbapiResource(DatabaseResource[HandleT]):
             raise InvalidInput(
                 f"{self.name}: driver {type(raw).__module__} has no two-phase commit: its connections have no {', '.join(missing)}"
             )
-        trial = Xid(FORMAT_ID, f"bascule-check/{int(time.time()):x}.{secrets.token_hex(8)}".encode(), self.name.encode())
+        trial = trial_xid(self.name)
         with translated(), self.connected() as raw, self.connected() as other:
             found = self._tried_out(trial, raw, other)
         if found is None or trial in found:
@@ -413,8 +409,7 @@ class DbapiResource(DatabaseResource[HandleT]):
     def _tried_out(self, trial: Xid, raw: Any, other: Any) -> Sequence[Xid] | None:
         """Prepare a branch and roll it back. Return what another connection lists meanwhile, or None if nothing was prepared."""
         for each in self.listed(other):  # a process may have died here
-            left = _TRIAL.fullmatch(each.gtrid)
-            if left and each.bqual == trial.bqual and int(left[1], 16) < time.time() - TRIAL_MAX_S:
+            if is_left_trial(each, self.name):
                 other.tpc_rollback(driver_xid(other, each))
         raw.tpc_begin(driver_xid(raw, trial))
         with suppress(Exception), closing(raw.cursor()) as cursor:  # some drivers begin with the first statement; Oracle has another one
@@ -427,7 +422,7 @@ class DbapiResource(DatabaseResource[HandleT]):
         finally:
             raw.tpc_rollback()
             for row in other.tpc_recover():  # a driver that does not know the branch has not rolled it back
-                if row[0] is not None and trial.gtrid in _recovered(row).gtrid:
+                if row[0] is not None and trial.gtrid in recovered(row).gtrid:
                     other.tpc_rollback(row)
             other.rollback()
 

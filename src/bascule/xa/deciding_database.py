@@ -51,6 +51,14 @@ class DecidingDatabase(DatabaseResource[HandleT]):
         """Return True if the database has a table of decisions."""
         raise NotImplementedError
 
+    def tables(self, raw: Any, gtrid: bytes | None = None) -> Sequence[DecisionTable]:  # noqa: ARG002 - for those that may not read a table
+        """Return the tables that may have decisions, with the table of this process first.
+
+        ``gtrid`` is the transaction whose decision is wanted; None means all transactions. Raises XaError if its decision may be in a
+        table that cannot be read.
+        """
+        return [self._table] if self.has_decisions(raw) else []
+
     def commit_deciding(self, xid: Xid, decision: Decision) -> None:
         """See Decides."""
         self._branches.check(xid, Call.COMMIT_ONE_PHASE)
@@ -85,47 +93,65 @@ class DecidingDatabase(DatabaseResource[HandleT]):
     def decide(self, decision: Decision) -> Decision:
         """See Decides."""
         with translated(), self.connected() as raw:
-            if not self.has_decisions(raw):
+            tables = self.tables(raw, decision.gtrid)
+            if not tables:
                 raw.rollback()
-                return decision
-            try:
-                self.make_durable(raw)
-                self._table.insert(raw, decision)
-                raw.commit()
-            except Exception as error:
-                raw.rollback()
-                if in_words_of_xa(error).xa_code is not Code.XA_RBINTEGRITY:
-                    raise
-                found = self._table.find(raw, decision.gtrid)
-                raw.rollback()
-                if DecidingViolation.LAST_DECISION_STANDS in self._violations:
-                    return decision
-                # The row was deleted: it was a COMMIT that was carried out, because a ROLLBACK is kept for a day.
-                return found or replace(decision, outcome=Outcome.COMMIT)
+            for place, table in enumerate(tables):
+                if (stands := self._decide_in(raw, table, decision)).outcome is not decision.outcome:
+                    for other in tables[:place]:  # not where the decision was made; its row would be taken for the outcome
+                        other.delete(raw, [decision.gtrid])
+                        raw.commit()
+                    return stands
             return decision
+
+    def _decide_in(self, raw: Any, table: DecisionTable, decision: Decision) -> Decision:
+        """Store a decision in one table, and return the one that counts there."""
+        try:
+            self.make_durable(raw)
+            table.insert(raw, decision)
+            raw.commit()
+        except Exception as error:
+            raw.rollback()
+            if in_words_of_xa(error).xa_code is not Code.XA_RBINTEGRITY:
+                raise
+            found = table.find(raw, decision.gtrid)
+            raw.rollback()
+            if DecidingViolation.LAST_DECISION_STANDS in self._violations:
+                return decision
+            # The row was deleted: it was a COMMIT that was carried out, because a ROLLBACK is kept for a day.
+            return found or replace(decision, outcome=Outcome.COMMIT)
+        return decision
 
     def decisions(self, manager: str) -> Sequence[Decision]:
         """See Decides. Also deletes forgotten decisions."""
         with translated(), self.connected() as raw:
-            if not self.has_decisions(raw):
-                raw.rollback()
-                return []
-            self._delete(raw)
-            found = self._table.read(raw, manager)
+            tables = self.tables(raw)
+            self._delete(raw, tables)
+            found = [decision for table in tables for decision in table.read(raw, manager)]
             raw.rollback()
-            return found
+            of_all: dict[bytes, Decision] = {}
+            for decision in sorted(found, key=lambda each: each.outcome is not Outcome.COMMIT):
+                of_all.setdefault(decision.gtrid, decision)  # a COMMIT counts, whatever other tables say
+            return list(of_all.values())
 
     def forget_decisions(self, gtrids: Iterable[bytes]) -> None:
-        """See Decides. The rows are deleted at the next recovery, or when there are many."""
+        """See Decides. The rows are deleted at the next recovery, when there are many, or when the manager closes."""
         with self._lock:
             self._forgotten.update(gtrids)
             many = len(self._forgotten) >= FORGOTTEN_MAX
         if many:
-            try:
-                with translated(), self.connected() as raw:
-                    self._delete(raw)
-            except XaError as error:
-                _log.warning("could not delete decisions, will retry", resource=self.name, error=error)
+            self.delete_forgotten()
+
+    def delete_forgotten(self) -> None:
+        """See DeletesLater."""
+        with self._lock:
+            if not self._forgotten:
+                return
+        try:
+            with translated(), self.connected() as raw:
+                self._delete(raw, self.tables(raw))
+        except XaError as error:
+            _log.warning("could not delete decisions, will retry", resource=self.name, error=error)
 
     def write_row(self, raw: Any, decision: Decision) -> None:
         """Write the row of a decision in the transaction of the branch. With ``commits_with_row``, also commit."""
@@ -149,11 +175,12 @@ class DecidingDatabase(DatabaseResource[HandleT]):
                 raise ResourceFailed(text, cause=error) from error
             raise BranchRolledBack(text, Code.XA_RBTRANSIENT) from error
 
-    def _delete(self, raw: Any) -> None:
+    def _delete(self, raw: Any, tables: Sequence[DecisionTable]) -> None:
         with self._lock:
             forgotten, self._forgotten = self._forgotten, set()
         try:
-            self._table.delete(raw, sorted(forgotten))
+            for table in tables:
+                table.delete(raw, sorted(forgotten))
             raw.commit()
         except BaseException:
             with self._lock:

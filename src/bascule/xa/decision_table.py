@@ -6,6 +6,7 @@ first, and finds it.
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -15,6 +16,8 @@ from bascule.xa.log import Decision, LogDamaged, Outcome, decode, encode
 TABLE: Final = "bascule_decisions"
 #: A savepoint in the transaction of a branch.
 MARK: Final = "bascule_branch"
+#: A setting of the transaction of a branch in PostgreSQL.
+SETTING: Final = "bascule.branch"
 #: SQL for PostgreSQL, SQLite, MySQL and MariaDB. A gtrid has at most 64 bytes.
 CREATE: Final = "CREATE TABLE IF NOT EXISTS {} (gtrid VARCHAR(64) PRIMARY KEY, decision TEXT NOT NULL)"
 
@@ -38,8 +41,13 @@ class DecisionTable:
         if self.name == TABLE:
             cursor = self._cursor(raw)
             cursor.execute(query)
-            schema = _value(cursor.fetchone())
-            self.name = f"{quote}{schema.replace(quote, 2 * quote)}{quote}.{TABLE}"
+            self.name = qualified(value_of(cursor.fetchone()), quote)
+
+    def elsewhere(self, name: str) -> DecisionTable:
+        """Return the table with another name."""
+        other = copy.copy(self)
+        other.name = name
+        return other
 
     def mark(self, raw: Any) -> None:
         """Mark the transaction of a connection: the mark ends with it. Begin the transaction in SQLite, where the mark would commit it."""
@@ -90,7 +98,12 @@ class DecisionTable:
     def _read(self, raw: Any, condition: str, value: str) -> Sequence[Decision]:
         cursor = self._cursor(raw)
         cursor.execute(f"SELECT decision FROM {self.name} WHERE gtrid {condition}", (value,))
-        return [_decision(_value(row)) for row in cursor.fetchall()]
+        return [_decision(value_of(row)) for row in cursor.fetchall()]
+
+
+def qualified(schema: str, quote: str) -> str:
+    """Return the name of the table in a schema, between characters ``quote``."""
+    return f"{quote}{schema.replace(quote, 2 * quote)}{quote}.{TABLE}"
 
 
 def row_of(decision: Decision) -> tuple[str, str]:
@@ -98,7 +111,7 @@ def row_of(decision: Decision) -> tuple[str, str]:
     return decision.gtrid.decode(), encode(decision).decode()
 
 
-def _value(row: Any) -> str:
+def value_of(row: Any) -> str:
     """Return the value of a row with one column. The application's connections may return rows as dictionaries."""
     value: str = next(iter(row.values())) if isinstance(row, Mapping) else row[0]
     return value

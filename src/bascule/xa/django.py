@@ -26,8 +26,9 @@ from django.db.backends.signals import connection_created
 
 from bascule.core.errors import InvalidInput
 from bascule.xa.context_value import ContextValue
-from bascule.xa.database import DatabaseResource, Work, driver_xid
+from bascule.xa.database import DatabaseResource, Work
 from bascule.xa.django_connection import BranchConnection, branch_connection, discard, plain_connection
+from bascule.xa.driver_xids import driver_xid
 from bascule.xa.errors import OutOfOrder
 from bascule.xa.local_database import LocalConnection, LocalRules, LocalWork
 from bascule.xa.postgres import PostgresRules

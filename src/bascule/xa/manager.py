@@ -38,7 +38,7 @@ from bascule.xa.reaper import Reaper
 from bascule.xa.recovery import Recoverer
 from bascule.xa.recovery_protocol import Pass, said_of
 from bascule.xa.report import TransactionFinding, TransactionReport
-from bascule.xa.resource import Checks, Decides, Resource
+from bascule.xa.resource import Checks, Decides, DeletesLater, Resource
 from bascule.xa.retries import Attempts
 from bascule.xa.statistics import ManagerStatistics, Statistics
 from bascule.xa.transaction import (
@@ -432,6 +432,12 @@ class TransactionManager:
         self._failures["recovery"] = f"the recovery thread failed: {error!r}"
 
     def _recover(self, closing: threading.Event) -> None:
+        self._recover_until(closing)
+        for each in self.resources.values():
+            if isinstance(each, DeletesLater):
+                each.delete_forgotten()
+
+    def _recover_until(self, closing: threading.Event) -> None:
         recoverer = self.recoverer(ANSWER_WITHIN_S)
         wait_s = self._interval_s
         retry_s = FIRST_RETRY_S

@@ -22,7 +22,7 @@ from bascule.core.errors import InvalidInput, Unavailable
 from bascule.xa.database import IDLE_MAX, DbapiResource, HandleT
 from bascule.xa.database_errors import translated
 from bascule.xa.deciding_database import DecidingDatabase
-from bascule.xa.decision_table import CREATE, TABLE, DecisionTable, row_of
+from bascule.xa.decision_table import CREATE, SETTING, TABLE, DecisionTable, qualified, row_of
 from bascule.xa.errors import BranchRolledBack, ResourceError, ResourceFailed, RetryLater
 from bascule.xa.log import Decision, Outcome
 from bascule.xa.psycopg_loop import Finished, LoopConnection, interrupt, leave_end_to_manager
@@ -38,6 +38,15 @@ _NOT_NOW = {
 _SCHEMA = f"SELECT nspname FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid WHERE c.oid = to_regclass('{TABLE}')"
 _PRIVILEGES = ("SELECT", "INSERT", "DELETE")
 _MAY_USE_TABLE = "SELECT " + " AND ".join(f"has_table_privilege('{TABLE}', '{each}')" for each in _PRIVILEGES)
+#: All tables of decisions in the database, in any schema, and whether this role may use each: a table that it owns, or that has the same
+#: owner as the table that it finds.
+_TABLES = (
+    "SELECT nspname, (has_schema_privilege(n.oid, 'USAGE') AND "
+    + " AND ".join(f"has_table_privilege(c.oid, '{each}')" for each in _PRIVILEGES)
+    + " AND (pg_get_userbyid(relowner) = current_user OR relowner = (SELECT relowner FROM pg_class WHERE oid = to_regclass(%s)))) IS TRUE "
+    f"FROM pg_class c JOIN pg_namespace n ON c.relnamespace = n.oid WHERE relname = '{TABLE}' AND relkind IN ('r', 'p') "
+    "AND relpersistence <> 't' ORDER BY nspname"
+)
 #: Differs after a crash, whether the server or only one of its sessions was killed, and on another server: a restart after a crash discards
 #: the statistics.
 _SERVER_RUN = (
@@ -52,9 +61,13 @@ _SAVEPOINT = "bascule_history"
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 _GRANT = f"GRANT {', '.join(_PRIVILEGES)} ON {TABLE} TO"
 #: The setting marks the database transaction of a branch: SET LOCAL ends with the transaction that it was made in.
-_MARK = "SET LOCAL bascule.branch = 'begun'"
-_MARKED = "current_setting('bascule.branch', true) = 'begun'"
-_NUMBER = f"SELECT ({_MARKED}) IS TRUE, pg_current_xact_id_if_assigned()::text"
+_MARK = f"SET LOCAL {SETTING} = 'begun'"
+_MARKED = f"current_setting('{SETTING}', true) = 'begun'"
+#: The number of a transaction: NULL if it has written nothing, and '' if it may have written on a foreign server only, without a number.
+_NUMBER = (
+    f"SELECT ({_MARKED}) IS TRUE, coalesce(pg_current_xact_id_if_assigned()::text, "
+    "CASE WHEN EXISTS (SELECT FROM pg_foreign_server) THEN '' END)"
+)
 
 
 class PostgresRules(DecidingDatabase[HandleT]):
@@ -102,8 +115,9 @@ class PostgresRules(DecidingDatabase[HandleT]):
             raise _replaced(xid.gtrid)
         if number is None:
             return Vote.READ_ONLY
-        history = self._history(raw)
-        self._numbers[xid] = f"{number}@{history}" if history else number
+        if number:
+            history = self._history(raw)
+            self._numbers[xid] = f"{number}@{history}" if history else number
         return Vote.YES
 
     def _history(self, raw: Any) -> str:
@@ -182,6 +196,26 @@ class PostgresRules(DecidingDatabase[HandleT]):
             return False
         self._table.locate(raw, _SCHEMA, '"')
         return True
+
+    def tables(self, raw: Any, gtrid: bytes | None = None) -> Sequence[DecisionTable]:
+        """See DecidingDatabase. A process with another ``search_path`` may have made its decisions in the table of another schema.
+
+        The tables of other owners are not touched: their triggers would run with the rights of this role. Raises ResourceError if one of
+        them may be the table of this program.
+        """
+        own = [self._table] if self.has_decisions(raw) else []
+        found = [(qualified(schema, '"'), usable) for schema, usable in _tuples(raw).execute(_TABLES, (self._table.name,)).fetchall()]
+        others = [(name, usable) for name, usable in found if name != self._table.name]
+        hidden = [name for name, usable in others if not usable]
+        if hidden and not own and (gtrid is not None or self._decides_here(raw)):
+            raise ResourceError(
+                f"{self.name}: this role finds no table of decisions, and may not use {', '.join(hidden)}; connect as the role whose "
+                f"process decides, or, if the table belongs to another application, run: {CREATE.format(TABLE)}"
+            )
+        return [*own, *(self._table.elsewhere(name) for name, usable in others if usable)]
+
+    def _decides_here(self, raw: Any) -> bool:
+        return not (_prepares(raw) if self._prepares is None else self._prepares)
 
     def write_row(self, raw: Any, decision: Decision) -> None:
         """See DecidingDatabase. If a statement fails, PostgreSQL does not run the next one.

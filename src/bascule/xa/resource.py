@@ -134,6 +134,14 @@ class Decides(Protocol):
 
 
 @runtime_checkable
+class DeletesLater(Protocol):
+    """A resource that deletes forgotten decisions some time after ``forget_decisions``."""
+
+    def delete_forgotten(self) -> None:
+        """Delete them now: the manager closes, and its process may end. Never raises."""
+
+
+@runtime_checkable
 class Checks(Protocol):
     """A resource that checks, when its manager opens, whether it can take part in transactions over several resources."""
 

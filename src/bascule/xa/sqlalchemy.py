@@ -15,8 +15,8 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
 
 from bascule.core.errors import InvalidInput
-from bascule.xa.database import driver_xid
 from bascule.xa.database_errors import translated
+from bascule.xa.driver_xids import driver_xid
 from bascule.xa.errors import OutOfOrder
 from bascule.xa.postgres import PostgresRules
 from bascule.xa.psycopg_loop import Finished, interrupt

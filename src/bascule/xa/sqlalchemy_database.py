@@ -73,6 +73,14 @@ class SqlAlchemyDatabase(DatabaseResource[Session]):
         #: Like the given engine, but its connections take part in the current transaction if there is one.
         self.engine: Engine = JoiningEngine(plain, {}, self)
         self._current: ContextValue[Transaction] = ContextValue(f"bascule.xa.sqlalchemy.{name}")
+        self._begun: dict[Xid, SessionWork] = {}  # branches until their end, also while a phase works on them
+
+    def start(self, xid: Xid, *, timeout_s: float) -> Session:
+        """See Resource."""
+        handle = super().start(xid, timeout_s=timeout_s)
+        with self._lock:
+            self._begun[xid] = cast("SessionWork", self._work[xid])
+        return handle
 
     def follow(self, transaction: Transaction | None) -> Callable[[], None]:
         """See FollowsTransaction."""
@@ -127,6 +135,7 @@ class SqlAlchemyDatabase(DatabaseResource[Session]):
     def after_fork(self) -> None:
         """See Forks."""
         super().after_fork()
+        self._begun = {}
         self._current.set(None)
         self._plain.dispose(close=False)
 
@@ -141,11 +150,16 @@ class SqlAlchemyDatabase(DatabaseResource[Session]):
 
     def _give_up(self, transaction: Transaction, reason: str) -> None:
         with self._lock:
-            work = self._work.get(branch_of(transaction.gtrid, self.name))
+            work = self._begun.get(branch_of(transaction.gtrid, self.name))
         if work is None:
             transaction.give_up()
         else:
-            cast("SessionWork", work).doom(reason)
+            work.doom(reason)
+
+    def _gone(self, xid: Xid, *, reusable: bool = True) -> None:
+        with self._lock:
+            self._begun.pop(xid, None)
+        super()._gone(xid, reusable=reusable)
 
     def _at_work(self) -> Transaction | None:
         transaction = self._current.get()

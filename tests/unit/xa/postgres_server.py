@@ -22,6 +22,7 @@ class Server:
             "max_prepared_transactions": "100",
             "pg_is_in_recovery": False,
             "current_database": "shop",
+            "relowner": [],  # the tables of decisions
             "nspname": "public",
             "to_regclass": False,
             "has_table_privilege": True,
@@ -182,6 +183,9 @@ class Connection:
 
     def fetchone(self) -> tuple[Any, ...]:
         return self._result if isinstance(self._result, tuple) else (self._result,)
+
+    def fetchall(self) -> Any:
+        return self._result
 
     def rollback(self) -> None: ...
 

@@ -286,6 +286,42 @@ def test_driver_that_lists_nothing_is_reported(caplog: pytest.LogCaptureFixture)
     assert "could not check resource" in caplog.text
 
 
+class Cursor:
+    """A cursor of a database that does not know the statement, such as MariaDB or Oracle."""
+
+    def __init__(self, statements: list[str]) -> None:
+        self._statements = statements
+
+    def execute(self, statement: str) -> None:
+        self._statements.append(statement)
+        raise Refusal
+
+    def close(self) -> None: ...
+
+
+class WithCursors(Driver):
+    def __init__(self, statements: list[str]) -> None:
+        super().__init__([])
+        self.released.set()
+        self._statements = statements
+
+    def cursor(self) -> Cursor:
+        return Cursor(self._statements)
+
+    def tpc_rollback(self, xid: Any = None) -> None: ...
+
+
+def test_database_that_cannot_mark_transactions_works_without_marks() -> None:
+    statements: list[str] = []
+    resource = DbapiResource("db", lambda: WithCursors(statements))
+    for xid in (FIRST, SECOND):
+        resource.start(xid, timeout_s=60)
+        resource.end(xid, success=True)
+        assert resource.prepare(xid) is Vote.YES
+        resource.commit(xid)
+    assert statements == ["SET LOCAL bascule.branch = 'begun'"]
+
+
 def test_connection_of_unknown_driver_is_closed_after_branch() -> None:
     """The application may still use the connection, and would write into the next branch."""
     connections: list[Driver] = []
@@ -300,4 +336,4 @@ def test_connection_of_unknown_driver_is_closed_after_branch() -> None:
         resource.start(xid, timeout_s=60)
         resource.end(xid, success=True)
         resource.commit(xid, one_phase=True)
-    assert [each.closed for each in connections] == [True, True]
+    assert [each.closed for each in connections] == [True] * 3  # one of them was used to try out marks

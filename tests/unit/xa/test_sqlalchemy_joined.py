@@ -281,6 +281,25 @@ def test_session_of_the_branch_works_while_another_one_is_flushed_by_the_commit(
     assert items(plain) == ["audit", "one"]
 
 
+def test_rollback_of_session_without_connection_counts_while_another_one_is_flushed_by_the_commit(
+    manager: TransactionManager, shop: SqlAlchemyResource, plain: sa.Engine
+) -> None:
+    with manager.begin() as transaction:
+        handle = transaction.enlist(shop)
+
+        @sa.event.listens_for(handle, "before_flush")
+        def audit(*_: object) -> None:
+            with suppress(ValueError), Session(shop.engine) as session, session.begin():
+                session.add(Payment(item="audit"))
+                raise ValueError
+
+        handle.add(Payment(item="one"))
+        with pytest.raises(TransactionRolledBack, match="the application rolled back its session"):
+            transaction.commit()
+    assert items(plain) == []
+    assert shop._begun == {}
+
+
 def test_driver_connection_of_the_engine_is_refused_within_a_transaction(manager: TransactionManager, shop: SqlAlchemyResource) -> None:
     with manager.begin(), pytest.raises(OutOfOrder, match="takes no part in the transaction"):
         shop.engine.raw_connection()
