@@ -10,14 +10,17 @@ from contextlib import closing
 import pytest
 from confluent_kafka import TopicPartition
 
+from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import KafkaRecord, SourceStart, Taken
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.journal.reading import CutOff, Trimmed
 from bascule.kafka import clients
 from bascule.kafka.admin import Topics
+from bascule.kafka.lineage import PartitionLineage
 from bascule.kafka.log import PartitionReader
 from bascule.kafka.source import KafkaSource
+from bascule.writer.lineage import SeenRecord
 
 TIMEOUT_S = 30
 
@@ -152,3 +155,18 @@ def test_source_of_a_pipeline_does_not_read_from_a_former_leader(kafka: Embedded
         pytest.raises(Unavailable, match=re.escape(f"{topic}-0 was read from a former leader (leader epoch 0, expected 3)")),
     ):
         record_of(iter(source), topic)
+
+
+def test_former_leader_does_not_say_which_records_the_log_has(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    client, topic = {"bootstrap.servers": kafka.bootstrap}, f"{topic_prefix}.asked"
+    Topics(client).create(topic, 1, {})
+    producer = clients.producer(client)
+    producer.produce(topic, b"0")
+    assert producer.flush(TIMEOUT_S) == 0
+    lineage, last = PartitionLineage(client, topic, 0), SeenRecord(0, None, b"0")
+    assert run_blocking(lineage.has(last, 0)) is True
+    assert run_blocking(lineage.reached(1, 0, 0)) is True
+    assert run_blocking(lineage.has(last._replace(value=b"1"), 0)) is False
+    # as if another node had led since then, and the node that answers had missed it
+    assert run_blocking(lineage.has(last, 1)) is None
+    assert run_blocking(lineage.reached(1, 0, 1)) is None

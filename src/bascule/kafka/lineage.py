@@ -17,11 +17,15 @@ from confluent_kafka.admin import AdminClient
 
 from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
+from bascule.core.log import get_log
 from bascule.kafka import clients
 from bascule.kafka.errors import passing
-from bascule.kafka.history import PartitionOffsets, TopicHistory, content_of, offsets_client
+from bascule.kafka.history import PartitionOffsets, content_of, offsets_client
+from bascule.kafka.topic_view import viewing
 from bascule.writer.lineage import STALE_TIMEOUT_S, LogEnd, SeenRecord, check_read, check_tail, still_leads
 from bascule.writer.position import Position
+
+log = get_log(__name__)
 
 #: Timeout of one request to Kafka, in seconds.
 ANSWER_S: Final = 10.0
@@ -31,6 +35,8 @@ _SETTINGS: Final[Mapping[str, Any]] = {
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
     "fetch.wait.max.ms": 10,
+    "isolation.level": "read_uncommitted",
+    "check.crcs": True,
 }
 #: librdkafka's text about a log that does not reach the offset. The code of the error is that of any unreadable offset.
 _TRUNCATED: Final = re.compile(r"truncation detected.*broker end offset is (-?\d+)")
@@ -51,9 +57,9 @@ class PartitionLineage:
         """Return a leader epoch in which the log has all records before a position. Raises PositionLost, Unavailable."""
         return run_blocking(check_tail(self, position.offset, position.leader_epoch, timeout_s=timeout_s))
 
-    def check_read(self, leader_epoch: int, last: SeenRecord, offset: int) -> int:
-        """See ``bascule.writer.lineage.check_read``. Raises Unavailable."""
-        return run_blocking(check_read(self, leader_epoch, last, offset))
+    def check_read(self, at: Position, leader_epoch: int, last: SeenRecord, offset: int) -> int:
+        """See ``bascule.writer.lineage.check_read``. Raises PositionLost, Unavailable."""
+        return run_blocking(check_read(self, at, leader_epoch, last, offset))
 
     def leader_epoch(self) -> int:
         """Return the epoch of the leader; UNKNOWN_EPOCH if the cluster has no leader epochs. Raises Unavailable."""
@@ -75,30 +81,47 @@ class PartitionLineage:
         """Return the high watermark. Raises Unavailable."""
         return self._offsets.end(ANSWER_S, again=again)
 
-    async def reached(self, offset: int, leader_epoch: int) -> bool | None:
+    async def reached(self, offset: int, leader_epoch: int, since: int) -> bool | None:
         """Ask Kafka through a consumer. Raises Unavailable."""
-        settings, at = {**self._kafka, **_SETTINGS}, TopicPartition(self._topic, self._partition, offset, leader_epoch=leader_epoch)
         try:
-            with closing(clients.consumer(settings)) as consumer:
-                clients.assign(consumer, [at])
-                return _reached(_first_word(consumer))
+            first = self._first(TopicPartition(self._topic, self._partition, offset, leader_epoch=leader_epoch), since)
+            return None if first is None else _reached(first.error())
         except KafkaException as error:
             raise Unavailable(f"the leader epochs of {self.place} cannot be read: {error.args[0].str()}") from error
 
-    async def has(self, record: SeenRecord) -> bool:
+    async def has(self, record: SeenRecord, since: int) -> bool | None:
         """Read the record again and compare it. Raises Unavailable."""
-        history = TopicHistory(self._kafka, self._topic, self._partition, ANSWER_S)
-        return any(_same(message, record) for message in history.records(record.offset, record.offset + 1))
+        try:
+            first = self._first(TopicPartition(self._topic, self._partition, record.offset), since)
+        except KafkaException as error:
+            raise Unavailable(f"{self.place} cannot be read: {error.args[0].str()}") from error
+        if first is None or (failure := first.error()) is None:
+            return None if first is None else _same(first, record)
+        if failure.code() != KafkaError._PARTITION_EOF:
+            raise Unavailable(f"{self.place} cannot be read: {failure.str()}")
+        return False
+
+    def _first(self, at: TopicPartition, since: int) -> Message | None:
+        """Return the first record, end or permanent error that a new consumer finds; None if its leader may be one before ``since``.
+
+        Raises KafkaException. The node that the consumer asks for the leader may be a former leader, which names itself.
+        """
+        settings, view = viewing({**self._kafka, **_SETTINGS}, log)
+        with closing(clients.consumer(settings, view)) as consumer:
+            clients.assign(consumer, [at])
+            first = _first_word(consumer)
+        led = view.first_leader_epoch((self._topic, self._partition))
+        return None if led is not None and led < since else first
 
 
-def _first_word(consumer: Consumer) -> KafkaError | None:
-    """Return the first permanent error of a consumer, or None for a record. Raises KafkaException if neither comes in time."""
+def _first_word(consumer: Consumer) -> Message:
+    """Return the first record or permanent error of a consumer. Raises KafkaException if neither comes in time."""
     until_s = time.monotonic() + ANSWER_S
     while (left_s := until_s - time.monotonic()) > 0:
         if (message := consumer.poll(left_s)) is not None:
             error = message.error()
             if error is None or not passing(error):
-                return error
+                return message
     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 

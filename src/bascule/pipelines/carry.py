@@ -296,7 +296,8 @@ class Carrier:
     def commit(self) -> None:
         """Write the added records and the position reached. A record that Kafka refuses is replaced by its fallback.
 
-        Raises Unavailable if the source now has other records than those that were read.
+        Raises Unavailable if the source now has other records than those that were read, and PositionLost if its log has lost records
+        before the position.
         """
         self._since_s = time.monotonic()
         if self._last is None or self._reached == self.position.offset:
@@ -338,9 +339,13 @@ class Carrier:
     def _leader_asked_again(self, last: SeenRecord, doubts: int) -> int:
         """Return the epoch of a leader that has the records that were read. The transaction was aborted.
 
-        Raises Unavailable if the source now has other records, if no leader answers, or after too many doubts.
+        Raises Unavailable if the source now has other records, if no leader answers, or after too many doubts. Raises PositionLost if the
+        log has lost records before the position.
         """
-        leader_epoch = self._checked(last) if self._unseen else self._lineage.check_read(self._begun_epoch, last, self._reached)
+        if self._unseen:
+            leader_epoch = self._checked(last)
+        else:
+            leader_epoch = self._lineage.check_read(self.position, self._begun_epoch, last, self._reached)
         if doubts >= DOUBTS_MAX:
             raise Unavailable(f"{self.position.topic}-{self.position.partition}: no leader has confirmed the records in {doubts} attempts")
         time.sleep(min(FIRST_PAUSE_S * 2 ** (doubts - 1), LONGEST_PAUSE_S))
@@ -349,12 +354,13 @@ class Carrier:
     def _checked(self, last: SeenRecord) -> int:
         """Return the epoch of the leader of the topic that the position names, if it has the records that were read.
 
-        Raises Unavailable if the topic was recreated, or if the leader has other records.
+        Raises Unavailable if the topic was recreated, or if the leader has other records, and PositionLost if the log has lost records
+        before the position.
         """
         at = self.position
         if at.topic_id and self._targets.id_of(at.topic) != at.topic_id:
             raise Unavailable(f"topic {at.topic!r} is not the one with the id {at.topic_id}: it was deleted or recreated")
-        return self._lineage.check_read(READ_ANYWHERE, last, self._reached)
+        return self._lineage.check_read(at, READ_ANYWHERE, last, self._reached)
 
     def pass_over(self, end: int) -> None:
         """Move the position to the end of its source, past transaction markers and aborted records.

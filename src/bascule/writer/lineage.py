@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple, Protocol
 
 from bascule.core.errors import Unavailable
-from bascule.writer.position import UNKNOWN_EPOCH, PositionLost
+from bascule.writer.position import UNKNOWN_EPOCH, Position, PositionLost
 
 #: A new leader knows the high watermark within milliseconds, and a client learns of another leader within a second. After this timeout, in
 #: seconds, the answering node is cut off: its pipeline restarts with a pause.
@@ -31,6 +31,10 @@ class LineageViolation(enum.StrEnum):
 
     STALE_END_BELIEVED = "an end below the position counts as a lost tail, whichever leader reports it"
     GROWTH_NOT_CHECKED = "a log that reaches the position counts as the log that was read"
+    LEADER_NOT_CONFIRMED = "a transaction is committed whether or not the leader of its source has changed"
+    RECORDS_NOT_COMPARED = "a new leader counts as having the records that were read"
+    POSITION_NOT_CHECKED = "a leader that has the records that were read counts as having the records before the position"
+    FORMER_LEADER_ASKED = "a former leader may say which records the log of the current leader has"
 
 
 class LogEnd(NamedTuple):
@@ -66,12 +70,15 @@ class LineageEffects(Protocol):
         """Return the high watermark. ``again``: find the leader first, because the last answer was stale."""
         ...
 
-    async def reached(self, offset: int, leader_epoch: int) -> bool | None:
-        """Return whether the leader's log reaches ``offset`` in leader epochs up to ``leader_epoch``, None if the node does not know."""
+    async def reached(self, offset: int, leader_epoch: int, since: int) -> bool | None:
+        """Return whether the leader's log reaches ``offset`` in leader epochs up to ``leader_epoch``.
+
+        Return None if the node does not know, or if it may lead in an epoch before ``since``.
+        """
         ...
 
-    async def has(self, record: SeenRecord) -> bool:
-        """Return True if the log has this record."""
+    async def has(self, record: SeenRecord, since: int) -> bool | None:
+        """Return whether the log has this record; None if the node may lead in an epoch before ``since``."""
         ...
 
 
@@ -91,7 +98,7 @@ async def check_tail(
             raise _lost(effects, offset, leader_epoch, end)
         known = UNKNOWN_EPOCH not in (leader_epoch, end.leader_epoch)
         if known and end.leader_epoch > leader_epoch and LineageViolation.GROWTH_NOT_CHECKED not in violations:
-            reached = await effects.reached(offset, leader_epoch)
+            reached = await effects.reached(offset, leader_epoch, _since(end, violations))
             if reached is False:
                 raise _lost(effects, offset, leader_epoch, end)
             if reached and end.offset >= offset:
@@ -104,32 +111,53 @@ async def check_tail(
 
 
 async def check_read(
-    effects: LineageEffects, leader_epoch: int, last: SeenRecord, offset: int, *, timeout_s: float = STALE_TIMEOUT_S
-) -> int:
-    """Return a leader epoch in which the log has the records that were read up to ``offset``. ``last`` is the last of them.
+    effects: LineageEffects, at: Position, leader_epoch: int, last: SeenRecord, offset: int, *, timeout_s: float = STALE_TIMEOUT_S,
+    violations: Collection[enum.StrEnum] = frozenset(),
+) -> int:  # fmt: skip
+    """Return a leader epoch in which the log has the records before the position ``at``, and those that were read up to ``offset``.
 
-    All records before were read in ``leader_epoch``, or from any leaders if it is READ_ANYWHERE. If the leader is the same, nothing was
-    lost since. Otherwise the current leader must have the last record, because a log with this record has all records before it. Raises
-    Unavailable if the leader has another record, which must be read instead.
+    The records were read in ``leader_epoch`` or in later ones, or from any leaders if it is READ_ANYWHERE. ``last`` is the last of them. If
+    the leader is the same, nothing was lost since. Otherwise the current leader must have the last record, because a log with this record
+    has all records that were read before it. The log must also have the records before the position: it may have lost them, and have
+    grown beyond the position again, before the first record was read.
+
+    Raises Unavailable if the leader has another record, which must be read instead, and PositionLost as ``check_tail`` does. If the leader
+    changes between the checks, the returned epoch is that of the earlier leader, which no longer leads.
     """
     until_s = effects.now_s() + timeout_s
     end = await effects.end()
-    while end.leader_epoch != UNKNOWN_EPOCH and (end.offset < offset or end.leader_epoch < leader_epoch):
-        end = await _ask_again(effects, offset, end, until_s)
-    if UNKNOWN_EPOCH in (leader_epoch, end.leader_epoch) or end.leader_epoch == leader_epoch or await effects.has(last):
+    same: bool | None = None
+    while same is None:
+        if end.leader_epoch == UNKNOWN_EPOCH or (end.offset >= offset and end.leader_epoch >= leader_epoch):
+            if UNKNOWN_EPOCH in (leader_epoch, end.leader_epoch) or end.leader_epoch == leader_epoch:
+                return end.leader_epoch
+            same = LineageViolation.RECORDS_NOT_COMPARED in violations or await effects.has(last, _since(end, violations))
+        if same is None:
+            end = await _ask_again(effects, offset, end, until_s)
+    if not same:
+        raise Unavailable(
+            f"the record at offset {last.offset} of {effects.place} has changed: the new leader (leader epoch {end.leader_epoch}) lost the"
+            " record that was read. The records will be read again"
+        )
+    if end.leader_epoch == at.leader_epoch or LineageViolation.POSITION_NOT_CHECKED in violations:
         return end.leader_epoch
-    raise Unavailable(
-        f"the record at offset {last.offset} of {effects.place} has changed: the new leader (leader epoch {end.leader_epoch}) lost the"
-        " record that was read. The records will be read again"
-    )
+    left_s = max(0.0, until_s - effects.now_s())
+    return min(end.leader_epoch, await check_tail(effects, at.offset, at.leader_epoch, timeout_s=left_s, violations=violations))
 
 
-def still_leads(end: LogEnd, leader_epoch: int, offset: int) -> bool:
+def still_leads(end: LogEnd, leader_epoch: int, offset: int, *, violations: Collection[enum.StrEnum] = frozenset()) -> bool:
     """Return True if the leader of this epoch has answered, and its log reaches ``offset``: then it has lost nothing that it had.
 
     Of a cluster without leader epochs, nothing can be said; each answer counts.
     """
+    if LineageViolation.LEADER_NOT_CONFIRMED in violations:
+        return True
     return end.leader_epoch == leader_epoch and (leader_epoch == UNKNOWN_EPOCH or end.offset >= offset)
+
+
+def _since(end: LogEnd, violations: Collection[enum.StrEnum]) -> int:
+    """Return the leader epoch from which on an answer about the records of a log counts, as the log has reported this end."""
+    return UNKNOWN_EPOCH if LineageViolation.FORMER_LEADER_ASKED in violations else end.leader_epoch
 
 
 async def _ask_again(effects: LineageEffects, offset: int, end: LogEnd, until_s: float) -> LogEnd:

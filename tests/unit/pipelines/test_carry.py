@@ -85,7 +85,7 @@ class Writer:
 class Lineage:
     """A lineage whose leader never changes."""
 
-    def check_read(self, leader_epoch: int, *_: object) -> int:
+    def check_read(self, at: Position, leader_epoch: int, *_: object) -> int:
         return START.leader_epoch if leader_epoch == READ_ANYWHERE else leader_epoch
 
     def leader_epoch(self) -> int:
@@ -117,7 +117,7 @@ def carrier(*, unseen: bool = False) -> Carrier:
 class OtherRecords(Lineage):
     """The lineage of a leader that has other records than those that a former leader returned, in the epoch of the position."""
 
-    def check_read(self, leader_epoch: int, *_: object) -> int:
+    def check_read(self, at: Position, leader_epoch: int, *_: object) -> int:
         if leader_epoch == READ_ANYWHERE:
             raise Unavailable("the record at offset 0 has changed")
         return leader_epoch
@@ -159,7 +159,7 @@ class MovedLeader(Lineage):
         self.patience_s: list[float] = []
         self.open = False
 
-    def check_read(self, leader_epoch: int, *_: object) -> int:
+    def check_read(self, at: Position, leader_epoch: int, *_: object) -> int:
         assert not self.open, "others wait for the end of the transaction"
         return leader_epoch + 1
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from bascule.core.effects import run_blocking
 from bascule.core.errors import Unavailable
 from bascule.core.kafka_records import Gather, KafkaRecord, Place, SourceStart, Taken
 from bascule.core.topics import JournalTopics
 from bascule.jms.message import decode_message
 from bascule.journal.records import Op, decode_send, entries
 from bascule.kafka.lineage import PartitionLineage
+from bascule.kafka.topic_view import TopicViewLog
 from bascule.pipelines import carry
 from bascule.pipelines.carry import Carrier, NewLeader, held_position
 from bascule.pipelines.positions import Positions
@@ -111,6 +113,44 @@ def test_records_lost_while_carried_are_read_again(source: Source) -> None:
     again = source.take()
     source.carry(again, 15)
     assert (source.stored().offset, source.stored().leader_epoch) == (15, 1)
+
+
+@pytest.mark.parametrize("unseen", [False, True], ids=["reader knows its leader", "reader may have read from any leader"])
+def test_first_records_of_a_log_that_lost_its_tail_and_has_grown_beyond_the_position_are_not_carried(
+    source: Source, *, unseen: bool
+) -> None:
+    """The task has begun, and has read nothing before the leader changes: the new leader has every record that the task reads."""
+    source.carry(source.take(), 8)
+    position, at = source.take(), source.kafka.partition(TOPIC)
+    claim = Positions(source.pipelines, "").claim(KEY, position)
+    with Carrier(source.pipelines, claim, held_position(source.pipelines, claim), unseen=unseen) as carrier:
+        at.new_leader(5)
+        source.put(20)
+        record = at.records[8]
+        carrier.reach(SeenRecord(8, record.key, record.value, record.timestamp_ms))
+        with pytest.raises(PositionLost, match=rf"{TOPIC}-0 has lost its tail: records up to offset 8 \(leader epoch 0\) were read"):
+            carrier.commit()
+    assert source.stored() == position
+
+
+def test_former_leader_that_another_client_asks_does_not_say_which_records_the_log_has(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.carry(source.take(), 8)
+    position, at = source.stored(), source.kafka.partition(TOPIC)
+    record, lineage = at.records[7], PartitionLineage(SETTINGS, TOPIC, 0)
+    last = SeenRecord(7, record.key, record.value, record.timestamp_ms)
+    at.new_leader()
+    assert run_blocking(lineage.has(last, 1)) is True
+    assert run_blocking(lineage.reached(8, 0, 1)) is True
+    assert run_blocking(lineage.has(last._replace(value=b"other"), 1)) is False
+    assert run_blocking(lineage.has(last._replace(offset=10), 1)) is False
+    monkeypatch.setattr(TopicViewLog, "first_leader_epoch", lambda *_: 0)
+    assert run_blocking(lineage.has(last, 1)) is None
+    assert run_blocking(lineage.reached(8, 0, 1)) is None
+    with pytest.raises(Unavailable, match="stale end offset"):
+        lineage.check_tail(position, timeout_s=0.0)
+    assert run_blocking(lineage.has(last, 0)) is True
 
 
 def test_idle_position_does_not_advance_in_log_that_lost_its_tail(source: Source) -> None:
