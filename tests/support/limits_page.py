@@ -307,9 +307,7 @@ LIMITS: Final = {
     "Caches, and work in one turn": (
         Limit("broker.duplicates", "WINDOWS_MAX", "addresses with a duplicate window", "drops the half that was used least recently"),
         Limit("broker.duplicates", "KEPT_IDS_MIN", "ids of a window, at least, while memory is short", "forgets no more ids"),
-        Limit(
-            "broker.duplicates", "UNUSED_MS", "a window without new ids, while windows use twice their share", "drops it", "ms"
-        ),
+        Limit("broker.duplicates", "UNUSED_S", "a window without new ids, while windows use twice their share", "drops it", "s"),
         Limit("broker.addresses", "ROUTES_MAX", "routes of addresses", "computes them again"),
         Limit("server.interruptions", "REMEMBERED_MAX", "clients remembered after an interruption", "forgets the oldest"),
         Limit("server.interruptions", "REMEMBERED_BYTES_MAX", "their names together", "forgets the oldest", "bytes"),

@@ -38,8 +38,9 @@ PENDING_STEPS: Final = 5
 #: Ids that a window keeps if all windows together use too much memory: twice the credit of a link. A producer that connects again after a
 #: failure repeats at most as many sends as its credit.
 KEPT_IDS_MIN = 2_000
-#: A window without new ids for this time is dropped if such windows keep the memory beyond twice the share: clients connect again sooner.
-UNUSED_MS: Final = 60_000
+#: A window without new ids for this time, in seconds, is dropped if such windows keep the memory beyond twice the share: clients connect
+#: again sooner. The time before this broker served does not count, because no client could connect.
+UNUSED_S: Final = 60
 #: Ids that are forgotten in a step of about a microsecond, and windows that are examined in one.
 FORGOTTEN_PER_STEP: Final = 8
 WINDOWS_PER_STEP: Final = 4
@@ -49,6 +50,8 @@ class DuplicateViolation(enum.StrEnum):
     """Rules of duplicate detection that a test can break."""
 
     REPEATS_ADMITTED = "repeated sends count as new messages"
+    SHORTENED_TO_NOTHING = "windows that use too much memory forget all ids"
+    UNUSED_BY_WALL_CLOCK = "a window counts as unused by the times of its ids, whether or not a broker served meanwhile"
 
 
 @peer_cache(entries=1024, entry_bytes=4096)
@@ -126,7 +129,8 @@ class DuplicateWindow:
     """
 
     __slots__ = (
-        "_admits_repeats", "_forgotten_bytes", "_last", "_oldest_ms", "added", "count_max", "digests", "period_ms", "segments", "sequence",
+        "_admits_repeats", "_earlier", "_forgotten_bytes", "_last", "_looked", "_oldest_ms", "_used_s", "added", "count_max", "digests",
+        "period_ms", "segments", "sequence",
     )  # fmt: skip
 
     def __init__(
@@ -139,9 +143,11 @@ class DuplicateWindow:
         self.segments: deque[Segment] = deque()
         self.sequence = 0
         self.added = 0  # number of ids added so far; shows whether the window has new ids
+        self._looked, self._used_s = -1, 0.0  # ``added`` at the last look, and the time of the first look with this number
         self._last = bytearray()
         self._forgotten_bytes = 0  # at the start of the first segment, or of ``_last`` if there is no segment
         self._oldest_ms = 0  # no remembered id is older
+        self._earlier: dict[bytes, int] = {}  # of the few ids with several places, the number of places before the last one
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self.digests
@@ -155,7 +161,7 @@ class DuplicateWindow:
         if len(last) >= SEGMENT_BYTES:
             self.segments.append(Segment.of(bytes(last)))
             last.clear()
-        if len(self.digests) > self.count_max:
+        while len(self.digests) > self.count_max:
             self._forget()
 
     def admit(self, digests: tuple[bytes, ...], now_ms: int) -> bool:
@@ -170,6 +176,19 @@ class DuplicateWindow:
             if digest not in known:  # a known id is admitted only if a test breaks the rule
                 self.add(digest, now_ms)
         return True
+
+    def admit_stored(self, digests: Iterable[bytes], stored_ms: int) -> None:
+        """Remember the ids of a message that the journal has, in the order of the journal.
+
+        The broker that stored the message may have forgotten one of the ids that this window still knows: see DuplicateWindows.shortening.
+        Such an id is as new as the message.
+        """
+        if self._oldest_ms < stored_ms - self.period_ms:
+            self.expire(stored_ms, SWEEP_STEPS)
+        for digest in digests:
+            if digest in self.digests:
+                self._earlier[digest] = self._earlier.get(digest, 0) + 1
+            self.add(digest, stored_ms)
 
     def repeats(self, digests: tuple[bytes, ...], now_ms: int) -> bool:
         """Return True if one of the ids of a message is known: the message is a repetition."""
@@ -230,8 +249,21 @@ class DuplicateWindow:
         packed = self._last or self.segments[-1].packed
         return int(_ID.unpack_from(packed, len(packed) - ID_SIZE_BYTES)[1])
 
+    def look(self, now_s: float) -> int:
+        """Note whether the window has new ids since the last look. Return the number of ids. ``now_s`` is a time of a monotonic clock."""
+        if self._looked != self.added:
+            self._looked, self._used_s = self.added, now_s
+        return len(self.digests)
+
+    def used_s(self, now_s: float) -> float:
+        """Return the time of the look that first found the newest id, ``now_s`` if none has found it yet."""
+        return self._used_s if self._looked == self.added else now_s
+
     def shorten(self, count_max: int) -> int:
-        """Forget the oldest ids of one segment, so that at least ``count_max`` ids remain. Return the number of forgotten ids."""
+        """Forget the oldest ids of one segment, so that at least ``count_max`` ids remain. Return the number of forgotten ids.
+
+        This number may be 0 if an id has several places, of which the first one is forgotten.
+        """
         before = len(self.digests)
         if before > count_max:
             self._forget_some(before - count_max)
@@ -240,7 +272,7 @@ class DuplicateWindow:
     def _forget(self) -> None:
         """Forget the oldest id."""
         oldest, start = self.segments[0].packed if self.segments else self._last, self._forgotten_bytes
-        self.digests.discard(bytes(oldest[start : start + DIGEST_SIZE]))
+        self._forget_place(bytes(oldest[start : start + DIGEST_SIZE]))
         self._forgotten_bytes = start + ID_SIZE_BYTES
         if self._forgotten_bytes == len(oldest):
             self._forgotten_bytes = 0
@@ -253,13 +285,28 @@ class DuplicateWindow:
         """Forget the oldest ids, at most ``count``, and only those of one segment."""
         oldest, start = self.segments[0].packed if self.segments else self._last, self._forgotten_bytes
         end = min(len(oldest) - ID_SIZE_BYTES, start + (count - 1) * ID_SIZE_BYTES)
-        self.digests.difference_update([digest for digest, _ in _ID.iter_unpack(oldest[start:end])])
+        forgotten = [digest for digest, _ in _ID.iter_unpack(oldest[start:end])]
+        if self._earlier:
+            for digest in forgotten:
+                self._forget_place(digest)
+        else:
+            self.digests.difference_update(forgotten)
         self._forgotten_bytes = end
         self._forget()
+
+    def _forget_place(self, digest: bytes) -> None:
+        """Forget the first place of an id, and the id if it has no other place."""
+        earlier = self._earlier.pop(digest, 0) if self._earlier else 0
+        if not earlier:
+            self.digests.discard(digest)
+        elif earlier > 1:
+            self._earlier[digest] = earlier - 1
 
     def restore(self, remembered: RememberedIds) -> None:
         """Add the ids of a snapshot."""
         for digest, time_ms in remembered.ids():
+            if digest in self.digests:
+                self._earlier[digest] = self._earlier.get(digest, 0) + 1
             self.add(digest, time_ms)
 
     def remembered(self) -> RememberedIds:
@@ -300,7 +347,9 @@ class PendingIds:
 class DuplicateWindows:
     """The windows of all addresses. If there are too many, the windows with the oldest ids are dropped."""
 
-    __slots__ = ("_clock", "_limits_of", "_schedule", "_swept", "_violations", "by_address", "pending", "plain_until_ms")
+    __slots__ = (
+        "_clock", "_limits_of", "_schedule", "_swept", "_violations", "by_address", "kept_min", "pending", "plain_until_ms", "unused_s",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -320,6 +369,8 @@ class DuplicateWindows:
         self._violations = violations
         self._swept: Iterator[str] | None = None  # the addresses that a sweep has still to visit; None between two sweeps
         self.by_address: dict[str, DuplicateWindow] = {}
+        self.kept_min = KEPT_IDS_MIN
+        self.unused_s: float = UNUSED_S
         self.pending: list[PendingIds] = []
         #: Until this time in ms since the epoch, windows may have digests of an earlier version, which have no user. 0: there are none.
         self.plain_until_ms = 0
@@ -358,34 +409,46 @@ class DuplicateWindows:
         return digest if window is not None and window.repeats((digest,), now_ms) else None
 
     def shortening(self, count: int, counted: Callable[[int], object]) -> Iterator[int]:
-        """Forget at least ``count`` ids, the oldest ones of the longest windows, if so many windows have more than ``KEPT_IDS_MIN`` ids.
+        """Forget at least ``count`` ids, the oldest ones of the longest windows, as far as windows have more than ``kept_min`` ids.
 
         Yields steps. ``counted`` is called with the number of ids that were forgotten in each step. As for expired ids, nothing is
         journaled: a broker that starts remembers all ids that the journal has, and forgets again.
         """
         windows = list(self.by_address.values())
         yield len(windows) // WINDOWS_PER_STEP
-        most = _shortened([len(window.digests) for window in windows], count)
+        kept_min = 0 if DuplicateViolation.SHORTENED_TO_NOTHING in self._violations else self.kept_min
+        most = _shortened([len(window.digests) for window in windows], count, kept_min)
         for window in windows:
-            while len(window.digests) > most and (forgotten := window.shorten(most)):
+            while len(window.digests) > most:
+                forgotten = window.shorten(most)
                 counted(forgotten)
                 yield 1 + forgotten // FORGOTTEN_PER_STEP
 
-    def dropping(self, count: int, counted: Callable[[int], object]) -> Iterator[int]:
-        """Drop windows with at least ``count`` ids, longest unused first, if so many are unused for ``UNUSED_MS``. See ``shortening``."""
-        until_ms = self._clock() - UNUSED_MS
-        unused = sorted((window.newest_ms, address) for address, window in self.by_address.items() if window.newest_ms < until_ms)
+    def dropping(self, count: int, counted: Callable[[int], object], now_s: float) -> Iterator[int]:
+        """Drop windows with at least ``count`` ids, longest unused first, if so many are unused for ``unused_s``. See ``shortening``.
+
+        ``now_s`` is the time of the last look at all windows, on the clock of ``look``.
+        """
+        until_s = now_s - self.unused_s
+        times = {address: self._used_s(window, now_s) for address, window in self.by_address.items()}
+        unused = sorted((used_s, self.by_address[address].newest_ms, address) for address, used_s in times.items() if used_s <= until_s)
         yield len(self.by_address) // WINDOWS_PER_STEP
-        for _, address in unused:
+        for _, _, address in unused:
             window = self.by_address.get(address)
             if count <= 0:
                 return
-            if window is not None and window.newest_ms < until_ms:  # nobody has used it meanwhile
+            if window is not None and self._used_s(window, now_s) <= until_s:  # nobody has used it meanwhile
                 del self.by_address[address]
                 forgotten = len(window.digests)
                 count -= forgotten
                 counted(forgotten)
                 yield 1 + forgotten // FORGOTTEN_PER_STEP
+
+    def _used_s(self, window: DuplicateWindow, now_s: float) -> float:
+        """Return since when a window has had no new id, on the clock of ``look``."""
+        if DuplicateViolation.UNUSED_BY_WALL_CLOCK in self._violations:
+            return now_s - (self._clock() - window.newest_ms) / 1000
+        return window.used_s(now_s)
 
     def _drop_half(self) -> None:
         for address in sorted(self.by_address, key=lambda address: self.by_address[address].newest_ms)[: WINDOWS_MAX // 2]:
@@ -411,15 +474,15 @@ class DuplicateWindows:
             schedule.at(now_ms + SWEEP_INTERVAL_MS, self._sweep, schedule)
 
 
-def _shortened(lengths: list[int], count: int) -> int:
-    """Return the length to which the longest windows are shortened, so that ``count`` ids are forgotten; at least ``KEPT_IDS_MIN``."""
+def _shortened(lengths: list[int], count: int, kept_min: int = KEPT_IDS_MIN) -> int:
+    """Return the length to which the longest windows are shortened, so that ``count`` ids are forgotten; at least ``kept_min``."""
     lengths.sort(reverse=True)
     total = 0
     for number, length in enumerate(lengths, 1):
-        if length <= KEPT_IDS_MIN:
+        if length <= kept_min:
             break
         total += length
         following = lengths[number] if number < len(lengths) else 0
         if total - number * following >= count:
-            return max(KEPT_IDS_MIN, (total - count) // number)
-    return KEPT_IDS_MIN
+            return max(kept_min, (total - count) // number)
+    return kept_min

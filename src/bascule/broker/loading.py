@@ -194,7 +194,7 @@ class Loader:
 
     def _send(self, mid: int, send: Send) -> None:
         if send.duplicate_ids:
-            self.engine.windows.window(send.address).admit(send.duplicate_ids, send.timestamp_ms)
+            self.engine.windows.window(send.address).admit_stored(send.duplicate_ids, send.timestamp_ms)
         if not send.flags & SendFlag.PIPELINES_ONLY:
             self._hold(mid, (send.flags, send.priority, send.expiry_ms, send.delivery_time_ms, send.body), send.queues)
             self._deliveries.next_position = mid + 1

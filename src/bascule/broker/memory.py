@@ -237,10 +237,11 @@ class MemoryAccount:
         return MemoryLow(f"the broker is short of memory or disk space: {self.blocked}")
 
 
-def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:
+def measuring(engine: Engine, parts: dict[MemoryPart, int], now_s: float = 0.0) -> Work:
     """Measure the parts of an engine that do not keep their own figures. Looks at each queue and each window once, in turns.
 
-    Caches that take more than their share are emptied first. Duplicate windows that take more than theirs forget ids.
+    Caches that take more than their share are emptied first. Duplicate windows that take more than theirs forget ids. ``now_s`` is the time
+    of a monotonic clock in seconds, which shows how long a window is unused.
     """
     if _cached_bytes(engine) > CACHES_SHARE * engine.memory.limit_bytes:
         caches.forget_peers()
@@ -258,7 +259,7 @@ def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:
     windows = iter(list(engine.windows.by_address.values()))
     digests += sum([len(pending.digests) for pending in engine.windows.pending])
     while found := list(islice(windows, MEASURED_AT_ONCE)):
-        digests += sum([len(window.digests) for window in found])
+        digests += sum([window.look(now_s) for window in found])
         yield len(found)
     windows_bytes = digests * DUPLICATE_BYTES + len(engine.windows.by_address) * WINDOW_BYTES
     if (beyond_bytes := windows_bytes - int(WINDOWS_SHARE * engine.memory.limit_bytes)) > 0:
@@ -266,7 +267,7 @@ def measuring(engine: Engine, parts: dict[MemoryPart, int]) -> Work:
         yield from engine.windows.shortening(-(-beyond_bytes // DUPLICATE_BYTES), engine.counters.forgotten)
         forgotten = engine.counters.duplicate_ids_forgotten - before
         if (beyond_bytes := windows_bytes - forgotten * DUPLICATE_BYTES - int(2 * WINDOWS_SHARE * engine.memory.limit_bytes)) > 0:
-            yield from engine.windows.dropping(-(-beyond_bytes // DUPLICATE_BYTES), engine.counters.forgotten)
+            yield from engine.windows.dropping(-(-beyond_bytes // DUPLICATE_BYTES), engine.counters.forgotten, now_s)
             forgotten = engine.counters.duplicate_ids_forgotten - before
         windows_bytes -= forgotten * DUPLICATE_BYTES
     parts |= {

@@ -172,7 +172,7 @@ class MemoryWatch:
                 unread[connection] = unsent_bytes, since_s
                 stuck.append((since_s, unread_bytes, connection))
         parts: dict[MemoryPart, int] = {}
-        yield from measuring(self._engine, parts)
+        yield from measuring(self._engine, parts, now_s)
         if self._stopped:
             return
         self._unread = unread

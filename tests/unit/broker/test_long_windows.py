@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bascule.broker import duplicates, memory
-from bascule.broker.duplicates import DuplicateWindows
+from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows
 from bascule.broker.memory import DUPLICATE_BYTES, MemoryPart
 from bascule.broker.turns import TURN_STEPS
 from tests.unit.broker.conftest import Bench
@@ -24,10 +24,10 @@ def remember(bench: Bench, address: str, count: int, ago_ms: int = 0) -> list[by
     return ids
 
 
-def measured(bench: Bench) -> int:
-    """Measure the memory. Return the bytes of the windows."""
+def measured(bench: Bench, now_s: float = 0.0) -> int:
+    """Measure the memory at a time of a monotonic clock. Return the bytes of the windows."""
     found: dict[MemoryPart, int] = {}
-    for _ in memory.measuring(bench.engine, found):
+    for _ in memory.measuring(bench.engine, found, now_s):
         pass
     bench.engine.memory.measured(found)
     bench.engine.memory.look()
@@ -70,19 +70,43 @@ def test_each_window_keeps_the_ids_that_a_producer_may_repeat_after_a_failure(be
 def test_windows_that_nobody_uses_are_dropped_if_short_ones_take_twice_the_share(bench: Bench) -> None:
     bench.engine.memory.limit(LIMIT_BYTES)
     for number in range(5):
-        remember(bench, str(number), KEPT, (10 - number) * duplicates.UNUSED_MS)
+        remember(bench, str(number), KEPT)
+        measured(bench, 100.0 + number)
     for number in range(5, 8):
-        remember(bench, str(number), KEPT, duplicates.UNUSED_MS // 2)
-    assert measured(bench) <= 2 * memory.WINDOWS_SHARE * LIMIT_BYTES
+        remember(bench, str(number), KEPT)
+    measured(bench, 103.5 + duplicates.UNUSED_S)
+    assert list(bench.engine.windows.by_address) == ["4", "5", "6", "7"]
+    assert measured(bench, 104.5 + duplicates.UNUSED_S) <= 2 * memory.WINDOWS_SHARE * LIMIT_BYTES
     assert list(bench.engine.windows.by_address) == ["5", "6", "7"]
     assert bench.engine.counters.duplicate_ids_forgotten == 5 * KEPT
+
+
+def test_windows_count_as_unused_only_while_a_broker_serves(bench: Bench) -> None:
+    """A producer could not connect during an outage, and wall clocks jump."""
+    for number in range(60):
+        bench.put(number, properties={"_AMQ_DUPL_ID": f"order-{number}"})
+    bench.broker.settle()
+    waiting = bench.waiting(bench.queue())
+    bench.now_ms += 10 * 60_000
+    bench.crash()
+    bench.engine.memory.limit(LIMIT_BYTES // 10_000)
+    for now_s in (1_000.0, 999.0 + duplicates.UNUSED_S):
+        measured(bench, now_s)
+        bench.engine.memory.limit(1 << 30)
+        bench.put("repeated", properties={"_AMQ_DUPL_ID": "order-0"})
+        bench.broker.settle()
+        assert bench.waiting(bench.queue()) == waiting
+        bench.engine.memory.limit(LIMIT_BYTES // 10_000)
+    measured(bench, 1_000.0 + duplicates.UNUSED_S)
+    assert "q" not in bench.engine.windows.by_address
 
 
 def test_windows_in_use_are_kept_whatever_they_take(bench: Bench) -> None:
     bench.engine.memory.limit(LIMIT_BYTES // 100)
     for number in range(8):
-        remember(bench, str(number), KEPT, duplicates.UNUSED_MS // 2)
-    measured(bench)
+        remember(bench, str(number), KEPT)
+    measured(bench, 100.0)
+    measured(bench, 99.0 + duplicates.UNUSED_S)
     assert len(bench.engine.windows.by_address) == 8
 
 
@@ -120,6 +144,57 @@ def test_messages_with_duplicate_ids_are_stored_once_after_their_window_was_shor
     bench.put("again", properties={"_AMQ_DUPL_ID": "order-0"})
     bench.broker.settle()
     assert bench.waiting(bench.queue()) == [*before, "old"]
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_id_that_was_forgotten_early_and_accepted_again_is_the_newest_one_after_a_restart(bench: Bench, *, snapshot: bool) -> None:
+    """The load finds the id twice in the journal. A window that is short again forgets the ids before the second message."""
+    for number in range(60):
+        bench.put(number, properties={"_AMQ_DUPL_ID": f"order-{number}"})
+    bench.broker.settle()
+    if snapshot:
+        bench.broker.take_snapshot()
+        bench.broker.settle()
+    bench.engine.windows.by_address["q"].shorten(20)
+    bench.put("again", properties={"_AMQ_DUPL_ID": "order-0"})
+    bench.broker.settle()
+    bench.crash()
+    window = bench.engine.windows.by_address["q"]
+    while len(window.digests) > 20:
+        window.shorten(20)
+    waiting = bench.waiting(bench.queue())
+    bench.put("repeated", properties={"_AMQ_DUPL_ID": "order-0"})
+    bench.put("repeated", properties={"_AMQ_DUPL_ID": "order-59"})
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == waiting
+    bench.put("forgotten", properties={"_AMQ_DUPL_ID": "order-1"})
+    bench.broker.settle()
+    assert bench.waiting(bench.queue()) == [*waiting, "forgotten"]
+
+
+def test_id_with_several_places_is_forgotten_with_its_last_place() -> None:
+    ids = [number.to_bytes(16, "big") for number in range(5)]
+    window = DuplicateWindow(count_max=3)
+    window.admit_stored(ids[:3], 0)
+    window.admit_stored(ids[:1], 1)
+    window.admit_stored(ids[:1], 2)
+    assert window.digests == set(ids[:3])
+    window.admit_stored(ids[3:4], 3)
+    assert window.digests == {ids[0], ids[2], ids[3]}
+    copy = DuplicateWindow(count_max=3)
+    copy.restore(window.remembered())
+    for each in (window, copy):
+        each.admit_stored(ids[4:], 4)
+        assert each.digests == {ids[0], ids[3], ids[4]}
+        assert each.shorten(2) == 0, "the first place of the oldest id"
+        while len(each.digests) > 1:
+            each.shorten(1)
+        assert each.digests == {ids[4]}
+        assert each.expire(duplicates.WINDOW_MS + 5, 9) == 1
+        assert each.digests == set()
+        each.admit_stored(ids[:1], duplicates.WINDOW_MS + 6)
+        assert each.shorten(0) == 1
+        assert each.digests == set()
 
 
 @pytest.mark.parametrize(
