@@ -31,6 +31,8 @@ class DatabaseViolation(enum.StrEnum):
     """Rules of databases as resources that a test breaks."""
 
     HANDLE_OUTLIVES_BRANCH = "the handle of a branch still works after the branch has ended"
+    READ_ONLY_IS_PREPARED = "a branch that the driver reports as read-only counts as prepared"
+    IDS_ARE_TEXT = "a driver that returns the ids of prepared branches as bytes is not understood"
 
 
 class Work(Protocol[HandleT]):
@@ -117,7 +119,7 @@ class DatabaseResource(Generic[HandleT]):
             vote = self.vote(work.raw, xid)
             if vote is Vote.READ_ONLY:
                 work.rollback()
-            elif work.prepare() is False:
+            elif work.prepare() is False and DatabaseViolation.READ_ONLY_IS_PREPARED not in self._violations:
                 vote = Vote.READ_ONLY
         if vote is Vote.READ_ONLY:
             self._gone(xid)
@@ -213,7 +215,10 @@ class DatabaseResource(Generic[HandleT]):
 
     def listed(self, raw: Any) -> Sequence[Xid]:
         """Return the branches that the database has prepared."""
-        found = [recovered(each) for each in raw.tpc_recover() if each[0] is not None]
+        rows = [each for each in raw.tpc_recover() if each[0] is not None]
+        if DatabaseViolation.IDS_ARE_TEXT in self._violations:
+            return [Xid(number, *(part.encode() for part in parts)) for number, *parts in rows]
+        found = [recovered(each) for each in rows]
         raw.rollback()
         return found
 

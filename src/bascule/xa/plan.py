@@ -49,6 +49,8 @@ class PlanViolation(enum.StrEnum):
     OTHER_LOG_IGNORED = "plan-other-log-ignored"
     #: A listed branch counts as committed, although the second look has not found its decision.
     WAITING_IS_COMMITTED = "plan-waiting-is-committed"
+    #: The answers of the databases that the manager has count, although another one that it had may have decided.
+    REMOVED_DECIDER_IGNORED = "plan-removed-decider-ignored"
 
 
 class Action(enum.StrEnum):
@@ -100,12 +102,19 @@ class RecoveryView:
     carried_out: Collection[bytes] = ()
     #: Databases of the manager that can decide.
     deciders: Collection[str] = ()
+    #: ROLLBACKs that some of these databases have, and not all: a recoverer died while it asked them, or another one had decided COMMIT.
+    partial: Mapping[bytes, Decision] = field(default_factory=dict)
 
 
 def own_log(gtrid: bytes, log_id: str, lost_logs: Collection[str] = ()) -> bool:
     """Return True if a log has the decision of a transaction of its manager. Gtrids of earlier releases do not name the log."""
     named = log_id_of_gtrid(gtrid)
     return named in ("", log_id or NO_LOG) or named in lost_logs
+
+
+def removed_decider(gtrid: bytes, deciders: Collection[str], violations: Collection[enum.StrEnum]) -> bool:
+    """Return True if a database that is not among ``deciders`` may have the decision of a transaction: see ``lacks_decider``."""
+    return lacks_decider(gtrid, deciders) and PlanViolation.REMOVED_DECIDER_IGNORED not in violations
 
 
 def plan(manager: str, view: RecoveryView, *, patient: bool, violations: Collection[enum.StrEnum] = frozenset()) -> list[Step]:
@@ -156,7 +165,7 @@ class _Planner:
             for xid in xids:
                 if self._own_branch(resource, xid) and (step := self._of_branch(resource, xid)) is not None:
                     yield step
-        for decision in self.view.before.decisions.values():
+        for decision in {**self.view.partial, **self.view.before.decisions}.values():
             if self._own_decision(decision) and not self._at_work(decision.gtrid):
                 yield from self._of_decision(decision)
 
@@ -195,7 +204,7 @@ class _Planner:
         left_s = (deadline_ms_of(xid.gtrid) - self.view.now_ms) / 1000
         in_time = self.patient and left_s > 0 and PlanViolation.DEADLINE_IGNORED not in self.violations
         # An answer of the others proves nothing. Before its deadline, a process that has another set of databases may still work on it.
-        if not in_time and lacks_decider(xid.gtrid, self.view.deciders):
+        if not in_time and removed_decider(xid.gtrid, self.view.deciders, self.violations):
             return Step(Action.WAIT, resource, xid, REMOVED_DECIDER)
         if self.view.silent and may_be_in_database(xid.gtrid):
             return Step(Action.WAIT, resource, xid, f"the decision may be in {', '.join(self.view.silent)}, which does not answer")

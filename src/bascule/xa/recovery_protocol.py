@@ -6,6 +6,7 @@ Any number of recoverers may work on the same branches at once: the decision log
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,9 +17,19 @@ from bascule.xa.effects import Clock, Decider, Decisions, Participant
 from bascule.xa.errors import UnknownXid
 from bascule.xa.finishing import finish
 from bascule.xa.log import Decision, Heuristic, LogState, Outcome
-from bascule.xa.plan import REMOVED_DECIDER, Action, RecoveryView, Step, missing_resources, own_log, plan, split_risks
+from bascule.xa.plan import (
+    REMOVED_DECIDER,
+    Action,
+    RecoveryView,
+    Step,
+    missing_resources,
+    own_log,
+    plan,
+    removed_decider,
+    split_risks,
+)
 from bascule.xa.report import TransactionReport, report
-from bascule.xa.xid import Xid, lacks_decider, log_id_of_gtrid, manager_of, manager_of_gtrid, may_be_in_database
+from bascule.xa.xid import Xid, log_id_of_gtrid, manager_of, manager_of_gtrid, may_be_in_database
 
 _log = get_log("bascule.xa")
 
@@ -38,6 +49,10 @@ class RecoveryViolation(enum.StrEnum):
     MISSING_ROW_IS_COMMIT = "recovery-missing-row-is-commit"
     #: A COMMIT that a database has decided is deleted before the process of the transaction asks about it.
     CARRIED_OUT_IS_FORGOTTEN = "recovery-carried-out-is-forgotten"
+    #: The ROLLBACK of a database counts while another one, which may have decided COMMIT, does not answer.
+    ROLLBACK_BESIDE_SILENCE = "recovery-rollback-beside-silence"
+    #: The ROLLBACK of one database counts although another one that may decide does not have it.
+    PARTIAL_ROLLBACK_COUNTS = "recovery-partial-rollback-counts"
 
 
 @dataclass(slots=True)
@@ -57,6 +72,8 @@ class Pass:
     committed: list[bytes] = field(default_factory=list)
     #: The id of the decision log, or "" if it has none.
     log_id: str = ""
+    #: See RecoveryView.
+    partial: dict[bytes, Decision] = field(default_factory=dict)
 
     def note(self, heuristic: Heuristic | None) -> None:
         """Keep the heuristic outcome that a step has found, if any."""
@@ -132,12 +149,13 @@ class RecoveryProtocol:
             after,
             at_work.keys(),
             self._clock.now_ms(),
-            self._known_s(before, incomplete=incomplete),
+            self._known_s(before, found.partial, incomplete=incomplete),
             self._lost_logs,
             in_database,
             silent=[name for name, _ in self._deciders() if name in found.unreachable],
             carried_out=frozenset(self._carried_out),
             deciders=self._names_of_deciders(),
+            partial={gtrid: decision for gtrid, decision in found.partial.items() if gtrid not in after.decisions},
         )
         found.missing = missing_resources(self._manager, view, self._participants.keys())
         steps = plan(self._manager, view, patient=patient, violations=self._violations)
@@ -154,19 +172,30 @@ class RecoveryProtocol:
         return state, state.decisions.keys() - in_log
 
     async def _read_databases(self, state: LogState, found: Pass) -> None:
+        """Add the decisions of the databases to those of the log. A ROLLBACK counts only if all databases have it.
+
+        As long as one of them does not have it, this one may still decide COMMIT, or has done so.
+        """
         decisions: list[Decision] = []
-        silent = False
+        names = self._names_of_deciders()
+        silent: list[str] = []
         for name, decider in self._deciders():
             try:
                 decisions += await decider.decisions(self._manager)
             except Exception as error:
                 found.unreachable[name] = said_of(error)
-                silent = True
+                silent.append(name)
+        if RecoveryViolation.ROLLBACK_BESIDE_SILENCE in self._violations:
+            names, silent = [name for name in names if name not in silent], []
         # A recoverer may have asked a database for ROLLBACK before another one, which decides and may have been removed, answered COMMIT.
-        names = self._names_of_deciders()
-        decisions = [each for each in decisions if each.outcome is Outcome.COMMIT or not (silent or lacks_decider(each.gtrid, names))]
+        decisions = [each for each in decisions if each.outcome is Outcome.COMMIT or not (silent or self._removed(each.gtrid, names))]
+        asked = Counter(each.gtrid for each in decisions)
         for decision in sorted(decisions, key=lambda each: each.outcome is not Outcome.COMMIT):
-            state.add(decision)
+            whole = decision.outcome is Outcome.COMMIT or asked[decision.gtrid] == len(names)
+            if whole or RecoveryViolation.PARTIAL_ROLLBACK_COUNTS in self._violations:
+                state.add(decision)
+            elif decision.gtrid not in state.decisions:
+                found.partial[decision.gtrid] = decision
 
     def _deciders(self) -> list[tuple[str, Decider]]:
         found = ((name, participant.decider) for name, participant in self._participants.items())
@@ -175,13 +204,16 @@ class RecoveryProtocol:
     def _names_of_deciders(self) -> list[str]:
         return [name for name, _ in self._deciders()]
 
+    def _removed(self, gtrid: bytes, deciders: Collection[str]) -> bool:
+        return removed_decider(gtrid, deciders, self._violations)
+
     async def _decide(self, decision: Decision) -> Decision:
         """Ask the databases that may have the decision, and the log, for an outcome. Return the one that counts.
 
         Raises XaError, Unavailable.
         """
         if may_be_in_database(decision.gtrid):
-            if lacks_decider(decision.gtrid, self._names_of_deciders()):
+            if self._removed(decision.gtrid, self._names_of_deciders()):
                 # The log has a ROLLBACK only if all databases had answered, and a COMMIT only if no database decided.
                 if (stored := (await self._log.read()).decisions.get(decision.gtrid)) is not None:
                     return stored
@@ -204,11 +236,11 @@ class RecoveryProtocol:
         self._refuse_other_log(gtrid, gtrid.decode("latin-1"), view.after.log_id)
         return report(gtrid, view, found.steps, found.unreachable)
 
-    def _known_s(self, log: LogState, *, incomplete: bool) -> dict[bytes, float]:
+    def _known_s(self, log: LogState, partial: Collection[bytes], *, incomplete: bool) -> dict[bytes, float]:
         """Return how many seconds this process has known each decision that is kept for a time."""
         now_s = self._clock.monotonic_s()
         rollbacks = (gtrid for gtrid, decision in log.decisions.items() if decision.outcome is Outcome.ROLLBACK)
-        seen = {gtrid: self._seen_s.get(gtrid, now_s) for gtrid in (*rollbacks, *self._carried_out)}
+        seen = {gtrid: self._seen_s.get(gtrid, now_s) for gtrid in (*rollbacks, *partial, *self._carried_out)}
         self._seen_s = self._seen_s | seen if incomplete else seen  # a database that does not answer may still have the others
         return {gtrid: now_s - seen_s for gtrid, seen_s in self._seen_s.items()}
 
@@ -217,7 +249,9 @@ class RecoveryProtocol:
 
         The process whose database has committed it may have lost the answer: it would then ask the database for ROLLBACK, and get it.
         """
-        decision = view.before.decisions[gtrid]
+        decision = view.before.decisions.get(gtrid)
+        if decision is None:
+            return False  # see RecoveryView.partial
         if RecoveryViolation.CARRIED_OUT_IS_FORGOTTEN in self._violations:
             return False
         if decision.by == self._by or gtrid not in view.in_database or gtrid in view.carried_out or decision.outcome is Outcome.ROLLBACK:
@@ -250,7 +284,8 @@ class RecoveryProtocol:
                 if step.action is not Action.FORGET or not self._keep(step.xid.gtrid, view):
                     done.note(await self._take(step))
                 crash.point("xa.recover.step")
-                if step.action is Action.FORGET and view.before.decisions[step.xid.gtrid].outcome is Outcome.COMMIT:
+                decision = view.before.decisions.get(step.xid.gtrid)
+                if step.action is Action.FORGET and decision is not None and decision.outcome is Outcome.COMMIT:
                     done.committed.append(step.xid.gtrid)
             except Exception as error:
                 done.failed[step] = said_of(error)
@@ -347,7 +382,7 @@ class RecoveryProtocol:
             )
 
     def _refuse_removed_decider(self, gtrid: bytes) -> None:
-        if lacks_decider(gtrid, self._names_of_deciders()):
+        if self._removed(gtrid, self._names_of_deciders()):
             raise InvalidInput(REMOVED_DECIDER)
 
     def _refuse_other_log(self, gtrid: bytes, what: str, log_id: str) -> None:

@@ -69,6 +69,8 @@ class TwoPhaseViolation(enum.StrEnum):
     LAST_BRANCH_IN_ONE_PHASE = "two-phase-last-branch-in-one-phase"
     #: A commit that came after a rollback by recovery is reported as if the work itself had failed.
     RECOVERY_IS_FAILURE = "two-phase-recovery-is-failure"
+    #: A transaction whose end is interrupted stays in an intermediate state.
+    INTERRUPT_IS_NO_END = "two-phase-interrupt-is-no-end"
 
 
 @dataclass(slots=True)
@@ -190,6 +192,8 @@ class TwoPhase:
 
     async def _settle(self) -> None:
         """Leave no intermediate state after an interrupt: the application and recovery would both skip the transaction."""
+        if TwoPhaseViolation.INTERRUPT_IS_NO_END in self._violations:
+            return
         try:
             if self.status is TransactionStatus.PREPARING and not self._asked:
                 self._move(TransactionEvent.REFUSED)

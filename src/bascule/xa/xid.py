@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import random
 import re
 import secrets
 from collections.abc import Collection
@@ -54,6 +55,7 @@ NO_LOG = "00000000"
 #: The form of earlier releases, and of decision logs without an id: NAME/ and the digits of deadline and random number.
 _GTRID_WITHOUT_LOG = re.compile(rb"([A-Za-z0-9._-]{1,31})/([0-9a-f]{12})[0-9a-f]{20}")
 _DEADLINE_MAX_MS = 16**11 - 1
+_SYSTEM_RANDOM = secrets.SystemRandom()
 
 
 def new_log_id() -> str:
@@ -61,19 +63,21 @@ def new_log_id() -> str:
     return secrets.token_hex(4)
 
 
-def new_gtrid(manager: str, deadline_ms: int, log_id: str = "", *, deciders: Collection[str] = ()) -> bytes:
+def new_gtrid(
+    manager: str, deadline_ms: int, log_id: str = "", *, deciders: Collection[str] = (), numbers: random.Random = _SYSTEM_RANDOM
+) -> bytes:
     """Return the gtrid of a new transaction, which ends at ``deadline_ms`` (since the epoch) unless it is decided before.
 
     ``log_id`` is the id of the decision log that has the decision, or "" for a log without an id. ``deciders`` has the names of the
-    databases of the manager that may have the decision instead.
+    databases of the manager that may have the decision instead. ``numbers`` makes the random number; a simulation repeats its run.
     """
     if deciders:
         code = _code(deciders if len(deciders) <= DECIDERS_MAX else ())
-        number = secrets.randbelow(36**9)
+        number = numbers.randrange(36**9)
         return f"{manager}/{_base36(min(deadline_ms, _DEADLINE_MAX_MS), 9)}-{log_id or NO_LOG}-{code}{_base36(number, 9)}".encode()
     if not log_id:
-        return f"{manager}/{deadline_ms:012x}{secrets.token_hex(10)}".encode()
-    return f"{manager}/{min(deadline_ms, _DEADLINE_MAX_MS):011x}.{log_id}.{secrets.randbits(44):011x}".encode()
+        return f"{manager}/{deadline_ms:012x}{numbers.getrandbits(80):020x}".encode()
+    return f"{manager}/{min(deadline_ms, _DEADLINE_MAX_MS):011x}.{log_id}.{numbers.getrandbits(44):011x}".encode()
 
 
 def branch(gtrid: bytes, resource: str) -> Xid:

@@ -51,6 +51,26 @@ def test_rollback_in_one_database_proves_nothing_while_another_one_is_silent(sho
     assert shop.where == BOTH
 
 
+def test_rollback_in_one_of_two_databases_is_no_decision_before_the_other_one_was_asked(shop: Shop, tmp_path: Path) -> None:
+    """A recoverer died while it asked the databases for a ROLLBACK. The process of the transaction lives, and commits later."""
+    another = LocalDatabaseResource("another", lambda: sqlite3.connect(tmp_path / "another.sqlite", check_same_thread=False))
+    another.check()
+    found: list[TransactionFinding] = []
+
+    def look() -> None:
+        (xid,) = shop.durable.prepared
+        another.decide(Decision(xid.gtrid, Outcome.ROLLBACK, (), 1, "a recoverer that was killed"))
+        recoverer = Recoverer("shop", shop.log, (another, *shop.process()), by="another process", patient=True)
+        found.append(recoverer.report(xid.gtrid).finding)
+        with pytest.raises(InvalidInput, match="the database that decides has not committed it"):
+            recoverer.finish_now(xid, Outcome.COMMIT)
+
+    shop.at["broker.prepare.after"] = look
+    run_blocking(shop.begin().commit())
+    assert found == [TransactionFinding.UNDECIDED]
+    assert shop.where == BOTH
+
+
 def test_age_of_a_rollback_in_a_database_counts_on_while_another_one_is_silent(shop: Shop, tmp_path: Path) -> None:
     another = LocalDatabaseResource("another", lambda: sqlite3.connect(tmp_path / "another.sqlite", check_same_thread=False))
     another.check()
