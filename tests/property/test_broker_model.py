@@ -12,7 +12,6 @@ from bascule.broker import branch_entries as branch_entries_module
 from bascule.broker import branches
 from bascule.broker import collecting as collecting_module
 from bascule.broker import commit_plan as commit_plan_module
-from bascule.broker import delivery as delivery_module
 from bascule.broker import fan_out as fan_out_module
 from bascule.broker import held as held_module
 from bascule.broker import loading as loading_module
@@ -99,7 +98,6 @@ def test_promises_hold_when_messages_enter_their_queues_one_by_one(runs: int, ki
 
 
 def enter_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery_module, "FAN_OUT_QUEUES", 1)
     monkeypatch.setattr(fan_out_module, "FAN_OUT_QUEUES", 1)
     monkeypatch.setattr(planned_sends_module, "PIECE_PLACES", 1)
     monkeypatch.setattr(local_transactions_module, "PIECE_PLACES", 1)

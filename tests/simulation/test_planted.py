@@ -22,6 +22,22 @@ SEARCH_TIMEOUT_S = 900
 #: The simulation does not find these within ``HISTORIES_MAX``; unit tests check their rules.
 WITHOUT_ROW: Final = frozenset(
     {
+        "BranchViolation.ENDED_STILL_COUNT",
+        "DatabaseViolation.IDS_ARE_TEXT",
+        "DatabaseViolation.READ_ONLY_IS_PREPARED",
+        "DuplicateViolation.SHORTENED_TO_NOTHING",
+        "DuplicateViolation.UNUSED_BY_WALL_CLOCK",
+        "LineageViolation.FORMER_LEADER_ASKED",
+        "LineageViolation.LEADER_NOT_CONFIRMED",
+        "LineageViolation.POSITION_NOT_CHECKED",
+        "LineageViolation.RECORDS_NOT_COMPARED",
+        "PlanViolation.REMOVED_DECIDER_IGNORED",
+        "RecoveryViolation.PARTIAL_ROLLBACK_COUNTS",
+        "RecoveryViolation.ROLLBACK_BESIDE_SILENCE",
+        "RetryViolation.IN_DOUBT_IS_REPEATED",
+        "SenderLineViolation.LOST_STAY",
+        "SenderLineViolation.ORDER_IGNORED",
+        "TwoPhaseViolation.INTERRUPT_IS_NO_END",
         "IngressTailViolation.STALE_END_BELIEVED",
         "IngressTailViolation.VIEW_NOT_CHECKED",
         "LineageViolation.GROWTH_NOT_CHECKED",

@@ -71,6 +71,8 @@ class BranchViolation(enum.StrEnum):
     SNAPSHOT_WITHOUT_FORCED = "branch-snapshot-without-forced"
     #: A branch whose outcome the broker has forgotten counts as rolled back.
     FORGOTTEN_IS_ROLLED_BACK = "branch-forgotten-is-rolled-back"
+    #: A branch that has ended counts as one of the prepared branches of its user.
+    ENDED_STILL_COUNT = "branch-ended-still-count"
 
 
 class Branch:
@@ -136,7 +138,7 @@ class Branches:
 
     def _remove(self, xid: Xid) -> Branch | None:
         branch = self.prepared.pop(xid, None)
-        if branch is not None:
+        if branch is not None and BranchViolation.ENDED_STILL_COUNT not in self.violations:
             self.use.remove(branch.user, len(branch.entry))
         return branch
 

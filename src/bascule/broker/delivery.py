@@ -10,7 +10,7 @@ from bascule.broker import expiry
 from bascule.broker.containment import ErrorKind
 from bascule.broker.counters import Counters
 from bascule.broker.errors import BodyUnavailable, RequestFailed
-from bascule.broker.fan_out import FAN_OUT_QUEUES, FanOut
+from bascule.broker.fan_out import FanOut
 from bascule.broker.journaling import Journaling
 from bascule.broker.leaving import LeavingMessages
 from bascule.broker.matching import Matching
@@ -66,7 +66,7 @@ class Deliveries:
         self.returns = Returns(self.turns, self.dirty)
         self._reservations = Reservations(journaling, self.dirty)
         self.leaving = LeavingMessages(journaling, self.turns, self.forget)
-        self.fan_out = FanOut(self)
+        self.fan_out = FanOut(self)  # the engine replaces it by one that breaks rules, if a test asks for it
 
     def tick(self) -> None:
         """Run the scheduled actions that are due. If the turn is too short for all of them, the next ones are due at once."""
@@ -77,7 +77,7 @@ class Deliveries:
 
     def put_in(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int = 0) -> Work | None:
         """Put a message into its queues, or begin its delay if ``due_ms`` is in the future. Return the rest of the work: see FanOut."""
-        if len(queues) > FAN_OUT_QUEUES or (message.mid < 0 and self.fan_out.waiting and self.fan_out.meets(queues)):
+        if len(queues) > self.fan_out.many or (message.mid < 0 and self.fan_out.waiting and self.fan_out.meets(queues)):
             return self.fan_out.begin(message, queues, due_ms)
         self.turns.left -= ARRIVAL_STEPS * len(queues)
         message.position = self.next_position
@@ -107,7 +107,7 @@ class Deliveries:
 
     def arrive(self, message: BrokerMessage, queues: list[BrokerQueue]) -> None:
         """End the delay of a message: put it behind the messages that arrived before."""
-        if len(queues) > FAN_OUT_QUEUES or self.fan_out.ended_delays:
+        if len(queues) > self.fan_out.many or self.fan_out.ended_delays:
             self.fan_out.end_delay(message, queues)
             return
         self.turns.left -= DUE_STEPS * len(queues)

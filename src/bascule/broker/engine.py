@@ -19,6 +19,7 @@ from bascule.broker.delivery import Deliveries
 from bascule.broker.destinations import Destinations
 from bascule.broker.duplicates import DuplicateWindows
 from bascule.broker.errors import JournalUnavailable
+from bascule.broker.fan_out import FanOut
 from bascule.broker.intake import Intake
 from bascule.broker.journaling import Journaling
 from bascule.broker.local_transactions import LocalTransactions
@@ -51,6 +52,8 @@ class Engine:
         self.violations = violations
         self.branches = Branches(violations=violations)
         self.deliveries = deliveries = Deliveries(journaling, bodies, clock, self)
+        if violations:
+            deliveries.fan_out = FanOut(deliveries, violations)
         self.destinations = destinations = Destinations(deliveries, policy)
         self.windows = DuplicateWindows(destinations.window_limits, deliveries.schedule, clock, violations=violations)
         self.sending = sending = Sending(deliveries, destinations, self.windows)

@@ -9,6 +9,7 @@ delivery modes, but each has its place in each queue.
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from collections.abc import Collection, Iterator
 from itertools import islice
@@ -35,10 +36,12 @@ FannedOut = tuple[BrokerMessage, Collection[BrokerQueue], int]
 class FanOut:
     """Messages that enter their queues in slices. ``waiting`` are those that the journal does not store, in order."""
 
-    def __init__(self, deliveries: Deliveries) -> None:
+    def __init__(self, deliveries: Deliveries, violations: Collection[enum.StrEnum] = frozenset()) -> None:
+        self.many = FAN_OUT_QUEUES  # a message for more queues enters them in slices of this size
         self.waiting: deque[FannedOut] = deque()
         self.ended_delays: deque[tuple[BrokerMessage, list[BrokerQueue]]] = deque()  # messages whose delay ends, in order
-        self.line = SenderLine(deliveries.clock)  # the senders that wait until they may put a message into ``waiting``
+        #: The senders that wait until they may put a message into ``waiting``.
+        self.line = SenderLine(deliveries.clock, violations=violations)
         self._deliveries = deliveries
 
     def begin(self, message: BrokerMessage, queues: Collection[BrokerQueue], due_ms: int) -> Work | None:
@@ -77,7 +80,7 @@ class FanOut:
 
     def orders(self, queues: Collection[BrokerQueue]) -> bool:
         """Return True if a message that the journal does not store has to enter its queues in the order of ``waiting``."""
-        return len(queues) > FAN_OUT_QUEUES or self.meets(queues)
+        return len(queues) > self.many or self.meets(queues)
 
     def _in_order(self) -> Work:
         while self.waiting:
@@ -92,7 +95,7 @@ class FanOut:
         places, holding = iter(queues), list[BrokerQueue]()
         there, reached = list[BrokerQueue](), 0
         try:
-            while some := [*islice(places, FAN_OUT_QUEUES)]:
+            while some := [*islice(places, self.many)]:
                 if message.mid < 0:
                     for queue in some:
                         queue.entering -= 1
@@ -149,7 +152,7 @@ class FanOut:
         all its queues. Meanwhile the queues do not deliver it, but an administrator finds it: see Delayed.leaving.
         """
         deliveries = self._deliveries
-        pieces = [queues[first : first + FAN_OUT_QUEUES] for first in range(0, len(queues), FAN_OUT_QUEUES)]
+        pieces = [queues[first : first + self.many] for first in range(0, len(queues), self.many)]
         for number, some in enumerate(pieces):
             pieces[number] = [queue for queue in some if queue.delayed.let_leave(message)]
             yield len(some) * FAN_OUT_STEPS

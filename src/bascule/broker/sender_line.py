@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 #: A round ends at the latest at the next call after this time.
 ROUND_MS: Final = 5_000
+
+
+class SenderLineViolation(enum.StrEnum):
+    """Rules of the line that a test breaks."""
+
+    ORDER_IGNORED = "the sender that asks first goes on, however long others have waited"
+    LOST_STAY = "a sender that no longer exists keeps its place"
 
 
 class SenderLine:
@@ -18,10 +26,11 @@ class SenderLine:
     round, and a sender that has not done so is dropped when it becomes the first one. ``clock`` returns milliseconds.
     """
 
-    __slots__ = ("_clock", "_numbers", "_round", "_round_end_ms", "_rounds")
+    __slots__ = ("_clock", "_numbers", "_round", "_round_end_ms", "_rounds", "_violations")
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+    def __init__(self, clock: Callable[[], int], *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
         self._clock = clock
+        self._violations = violations
         self._rounds: OrderedDict[int, int] = OrderedDict()  # the last round in which a sender has asked, by its number
         self._numbers = 0
         self._round = 0
@@ -35,9 +44,9 @@ class SenderLine:
         rounds = self._rounds
         while rounds:
             first = next(iter(rounds))
-            if first == number:
+            if first == number or SenderLineViolation.ORDER_IGNORED in self._violations:
                 return True
-            if rounds[first] >= self._round - 1:
+            if rounds[first] >= self._round - 1 or SenderLineViolation.LOST_STAY in self._violations:
                 return False
             del rounds[first]
         return True
