@@ -161,8 +161,9 @@ class DuplicateWindow:
         if len(last) >= SEGMENT_BYTES:
             self.segments.append(Segment.of(bytes(last)))
             last.clear()
-        while len(self.digests) > self.count_max:
-            self._forget()
+        forgotten = len(self.digests) <= self.count_max
+        while not forgotten:
+            forgotten = self._forget()
 
     def admit(self, digests: tuple[bytes, ...], now_ms: int) -> bool:
         """Remember a message by its ids. Return False, and change nothing, if one of the ids is known: the message is a repetition."""
@@ -269,10 +270,10 @@ class DuplicateWindow:
             self._forget_some(before - count_max)
         return before - len(self.digests)
 
-    def _forget(self) -> None:
-        """Forget the oldest id."""
+    def _forget(self) -> bool:
+        """Forget the oldest id, or only its first place if it has several. Return whether the id is forgotten."""
         oldest, start = self.segments[0].packed if self.segments else self._last, self._forgotten_bytes
-        self._forget_place(bytes(oldest[start : start + DIGEST_SIZE]))
+        forgotten = self._forget_place(bytes(oldest[start : start + DIGEST_SIZE]))
         self._forgotten_bytes = start + ID_SIZE_BYTES
         if self._forgotten_bytes == len(oldest):
             self._forgotten_bytes = 0
@@ -280,6 +281,7 @@ class DuplicateWindow:
                 self.segments.popleft()
             else:
                 self._last.clear()
+        return forgotten
 
     def _forget_some(self, count: int) -> None:
         """Forget the oldest ids, at most ``count``, and only those of one segment."""
@@ -294,13 +296,14 @@ class DuplicateWindow:
         self._forgotten_bytes = end
         self._forget()
 
-    def _forget_place(self, digest: bytes) -> None:
-        """Forget the first place of an id, and the id if it has no other place."""
+    def _forget_place(self, digest: bytes) -> bool:
+        """Forget the first place of an id, and the id if it has no other place. Return whether the id is forgotten."""
         earlier = self._earlier.pop(digest, 0) if self._earlier else 0
         if not earlier:
             self.digests.discard(digest)
         elif earlier > 1:
             self._earlier[digest] = earlier - 1
+        return not earlier
 
     def restore(self, remembered: RememberedIds) -> None:
         """Add the ids of a snapshot."""
