@@ -267,9 +267,10 @@ class Core:
         if properties.get(_ESTABLISHMENT_FAILED):
             return  # a close with the reason follows
         for other in properties.get(_FAILOVER_LIST) or ():
-            host, port = other.get(Symbol("network-host")), other.get(Symbol("port"))
+            host, port, scheme = (other.get(Symbol(name)) for name in ("network-host", "port", "scheme"))
             if isinstance(host, str) and isinstance(port, int):
-                self.other_endpoints.append(Endpoint(host, port, str(other.get(Symbol("scheme"), "amqp")) == "amqps"))
+                tls = self._endpoint.tls if scheme is None else str(scheme) == "amqps"
+                self.other_endpoints.append(Endpoint(host, port, tls))
         for session in (self.own, *self.sessions):
             session.restore()
         self._restored = True

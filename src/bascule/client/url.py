@@ -133,6 +133,11 @@ class Plan:
     random: random.Random = field(default_factory=random.Random)
     _tried: int = 0  # attempts since the last success
     _ever: bool = False
+    _tls_only: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Note whether each address of the application has TLS."""
+        self._tls_only = all(each.tls for each in self.endpoints)
 
     def next(self) -> tuple[Endpoint, float] | None:
         """Return the next endpoint and the delay before it in seconds, or None after the last attempt."""
@@ -161,6 +166,9 @@ class Plan:
             self.endpoints.insert(0, endpoint)
 
     def learn(self, endpoint: Endpoint) -> None:
-        """Add a broker that another broker has announced."""
-        if self.reconnect is not None and endpoint not in self.endpoints:
+        """Add a broker that another broker has announced.
+
+        If the application has given only addresses with TLS, an address without TLS is not used: it would get the password in the clear.
+        """
+        if self.reconnect is not None and endpoint not in self.endpoints and (endpoint.tls or not self._tls_only):
             self.endpoints.append(endpoint)

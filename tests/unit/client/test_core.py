@@ -9,10 +9,11 @@ import pytest
 
 from bascule.amqp.connection import Connection
 from bascule.amqp.errors import CONNECTION_FORCED, AmqpError
-from bascule.amqp.events import Event, SessionBegun, SessionEnded, Transferred
+from bascule.amqp.events import Event, Opened, SessionBegun, SessionEnded, Transferred
 from bascule.amqp.limits import DELIVERY_FRAME_SIZE_BYTES_MAX, ConnectionLimits
 from bascule.amqp.performatives import Role
 from bascule.amqp.sasl import AnonymousServer, SaslServer
+from bascule.amqp.types import Symbol
 from bascule.client import Message, Queue, TemporaryQueue, TimedOut, TransactionRolledBack
 from bascule.client.core import ConnectionSettings, Core
 from bascule.client.links import Subscription
@@ -74,6 +75,20 @@ class Wired:
         except StopIteration as stop:
             session: ClientSession = stop.value
             return session
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_offered_address_without_a_scheme_has_tls_if_the_connection_has(tls: bool) -> None:
+    wired = Wired()
+    offered = [{Symbol("network-host"): name, Symbol("port"): 1, **scheme} for name, scheme in
+               (("none", {}), ("plain", {Symbol("scheme"): "amqp"}), ("secure", {Symbol("scheme"): "amqps"}))]  # fmt: skip
+    wired.core.begin(Endpoint("host", 5672, tls))
+    while not wired.core.other_endpoints:
+        for event in wired.broker.receive(wired.core.data_to_send(), 0.0):
+            if isinstance(event, Opened):
+                wired.broker.open(properties={Symbol("failover-server-list"): offered})
+        wired.core.receive(wired.broker.data_to_send(), 0.0)
+    assert wired.core.other_endpoints == [Endpoint("none", 1, tls), Endpoint("plain", 1, False), Endpoint("secure", 1, True)]
 
 
 def test_session_that_timed_out_during_outage_is_not_begun_after_reconnect() -> None:

@@ -90,6 +90,15 @@ def test_failover_list_of_broker_is_added_only_with_failover() -> None:
         assert plan.endpoints == known
 
 
+def test_failover_list_of_broker_does_not_lead_a_client_with_tls_to_an_address_without_tls() -> None:
+    secure, other = Endpoint("a", 5671, tls=True), Endpoint("c", 5671, tls=True)
+    for given, known in (([secure], [secure, other]), ([secure, A], [secure, A, B, other])):
+        plan = Plan(list(given), Reconnect())
+        for each in (B, other):
+            plan.learn(each)
+        assert plan.endpoints == known
+
+
 def test_random_failover_order_contains_every_broker_in_each_round() -> None:
     plan = Plan([A, B], Reconnect(randomize=True), random.Random(1))
     rounds = [{step[0] for step in steps(plan, 2) if step} for _ in range(10)]
