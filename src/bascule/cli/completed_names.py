@@ -7,6 +7,8 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Final
 
 import typer
@@ -14,9 +16,11 @@ import typer
 from bascule.cli.admin import AdminApiClient
 from bascule.cli.context import use_context_option
 from bascule.cli.lists import PART, SEARCHED_CHARACTERS
+from bascule.threads.background import in_background
 
-#: Timeout, in seconds, of the request: somebody waits at a prompt.
+#: Timeout, in seconds, of the request, and of the whole completion, imports included: somebody waits at a prompt.
 TIMEOUT_S: Final = 1.0
+DEADLINE_S: Final = 4.0
 #: Names that need no quotation marks in any shell. Clients choose names, and a shell could run a part of another name as a command.
 PLAIN: Final = re.compile(r"\w[\w.,/@+-]*")
 #: Paths of the pipelines of one kind, by the group of the command.
@@ -49,11 +53,16 @@ def _completed(ctx: typer.Context, incomplete: str, names: Callable[[AdminApiCli
     given = ctx.params
     if given.get("broker") or given.get("topic") is True:
         return []  # the admin server of that broker is not known; a topic is no queue
+
+    def found() -> list[str]:
+        return list(names(AdminApiClient(given.get("admin"), given.get("config"))))
+
     try:
         with _without_terminal():
             use_context_option(given.get("context"))
-            found = names(AdminApiClient(given.get("admin"), given.get("config")))
-            return sorted({name for name in found if name.startswith(incomplete) and PLAIN.fullmatch(name)})
+            # The timeout of the request bounds each read of the answer, and neither the search for the host nor the files of the login.
+            answer = in_background(partial(copy_context().run, found), "completion").result(DEADLINE_S)
+            return sorted({name for name in answer if name.startswith(incomplete) and PLAIN.fullmatch(name)})
     except Exception:  # the user is typing: an error would end up in the command line
         return []
 

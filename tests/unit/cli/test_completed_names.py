@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -138,6 +141,37 @@ def test_broker_that_does_not_answer_delays_the_shell_for_a_second(complete: Com
         began_s = time.monotonic()
         assert complete(f"queue show --admin http://127.0.0.1:{silent.getsockname()[1]} ord") == []
         assert time.monotonic() - began_s < 5
+
+
+def test_broker_that_sends_its_answer_slowly_does_not_hold_the_shell(complete: Complete, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completed_names, "DEADLINE_S", 0.5)
+    ended = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        peer, _ = server.accept()
+        with peer, suppress(OSError):  # the process of the client may have ended
+            peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            while not ended.wait(0.1):  # each byte comes before the timeout of a read
+                peer.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        dripping = threading.Thread(target=drip, args=(slow,), daemon=True)
+        dripping.start()
+        began_s = time.monotonic()
+        assert complete(f"queue show --admin http://127.0.0.1:{slow.getsockname()[1]} ord") == []
+        assert time.monotonic() - began_s < 10
+        ended.set()
+        dripping.join()
+
+
+def test_file_of_a_token_that_cannot_be_read_to_its_end_does_not_hold_the_shell(
+    complete: Complete, bascule: Bascule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completed_names, "DEADLINE_S", 0.2)
+    os.mkfifo("token")
+    bascule("context", "add", "here", "--admin", "http://127.0.0.1:1", "--token-file", "token", "--use")
+    assert complete("queue show ord") == []
+    os.close(os.open("token", os.O_WRONLY | os.O_NONBLOCK))  # lets the thread that reads it go on
 
 
 @pytest.mark.parametrize("name", HOSTILE)
