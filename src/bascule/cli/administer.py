@@ -10,6 +10,7 @@ import typer
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.completed_names import queue_names
 from bascule.cli.config import ConfigOption
+from bascule.cli.confirmation import YesOption, ask_first
 from bascule.cli.lists import add_list
 from bascule.cli.output import Format, FormatOption, cell, note, show_document, show_result, show_rows, table
 
@@ -122,11 +123,14 @@ def purge_queue(
     name: QueueName,
     selector: SelectorOption = "",
     ids: IdsOption = None,
+    yes: YesOption = False,
     config: ConfigOption = None,
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Delete the messages of a queue, except those that a consumer holds."""
+    """Delete the messages of a queue, except those that a consumer holds. At a terminal, ask for a confirmation first."""
+    which = "the chosen messages" if selector or ids else "all messages"
+    ask_first(f"{which} of queue {name!r:.200} will be deleted, and cannot be restored", "Delete them?", yes=yes)
     _done(AdminApiClient(admin, config).act("queues/purge", name=name, selector=selector, **_chosen(ids)), output)
 
 
@@ -146,9 +150,19 @@ def move_queue(
 
 @queues.command("delete", epilog="Example:  bascule queue delete orders --force")
 def delete_queue(
-    name: QueueName, force: ForceOption = False, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE
+    name: QueueName,
+    force: ForceOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
-    """Delete a queue and its messages. Without `--force`, refuse to delete a queue that has messages or consumers."""
+    """Delete a queue and its messages. Without `--force`, refuse to delete a queue that has messages or consumers.
+
+    With `--force`, ask for a confirmation first at a terminal.
+    """
+    if force:
+        ask_first(f"queue {name!r:.200} will be deleted with all its messages, which cannot be restored", "Delete it?", yes=yes)
     _done(AdminApiClient(admin, config).act("queues/delete", name=name, force=force), output)
 
 
@@ -225,11 +239,13 @@ def create_subscription(
 def delete_subscription(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription, as `subscription list` shows it")],
     force: Annotated[bool, typer.Option("--force", help="Delete the subscription even if it has consumers")] = False,
+    yes: YesOption = False,
     config: ConfigOption = None,
     admin: AdminOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Delete a subscription and its messages, as if its client had unsubscribed."""
+    """Delete a subscription and its messages, as if its client had unsubscribed. At a terminal, ask for a confirmation first."""
+    ask_first(f"subscription {name!r:.200} will be deleted with all its messages, which cannot be restored", "Delete it?", yes=yes)
     _done(AdminApiClient(admin, config).act("subscriptions/delete", name=name, force=force), output)
 
 
@@ -261,30 +277,55 @@ add_list(
 
 
 @branches.command("commit", epilog="Example:  bascule branch commit 1111577411:shop/0199...:broker")
-def commit_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Commit a prepared branch without its manager, which receives a heuristic outcome. Prefer `bascule xa commit`."""
+def commit_branch(
+    xid: BranchXid, yes: YesOption = False, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Commit a prepared branch without its manager, which receives a heuristic outcome. Prefer `bascule xa commit`.
+
+    At a terminal, ask for a confirmation first.
+    """
+    ask_first(_contrary(xid, "committed"), "Commit it?", yes=yes)
     _done(AdminApiClient(admin, config).act("branches/commit", xid=xid), output)
 
 
 @branches.command("rollback", epilog="Example:  bascule branch rollback 1111577411:shop/0199...:broker")
-def roll_back_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Roll a prepared branch back without its manager, which receives a heuristic outcome. Prefer `bascule xa rollback`."""
+def roll_back_branch(
+    xid: BranchXid, yes: YesOption = False, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Roll a prepared branch back without its manager, which receives a heuristic outcome. Prefer `bascule xa rollback`.
+
+    At a terminal, ask for a confirmation first.
+    """
+    ask_first(_contrary(xid, "rolled back"), "Roll it back?", yes=yes)
     _done(AdminApiClient(admin, config).act("branches/rollback", xid=xid), output)
 
 
 @branches.command("forget", epilog="Example:  bascule branch forget 1111577411:shop/0199...:broker")
-def forget_branch(xid: BranchXid, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Forget a branch that an administrator has ended. `bascule xa forget` does this as well."""
+def forget_branch(
+    xid: BranchXid, yes: YesOption = False, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE
+) -> None:
+    """Forget a branch that an administrator has ended. `bascule xa forget` does this as well.
+
+    At a terminal, ask for a confirmation first.
+    """
+    ask_first(f"the outcome of branch {xid:.200} will be forgotten, and its manager is no longer told of it", "Forget it?", yes=yes)
     _done(AdminApiClient(admin, config).act("branches/forget", xid=xid), output)
+
+
+def _contrary(xid: str, ended: str) -> str:
+    return f"branch {xid:.200} will be {ended}, whatever its manager has decided: another decision of the manager splits the transaction"
 
 
 # -- ingresses ---------------------------------------------------------------------------------------------------------
 
 
 @ingresses.command("reset", epilog="Example:  bascule ingress reset")
-def reset_ingress(config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE) -> None:
+def reset_ingress(
+    yes: YesOption = False, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE
+) -> None:
     """Read `bascule.ingress` from its beginning, after it was recreated.
 
-    Messages that the broker had not read from the old topic are lost.
+    Messages that the broker had not read from the old topic are lost. At a terminal, ask for a confirmation first.
     """
+    ask_first("messages that the broker had not read from the old topic will be lost", "Read the new topic from its beginning?", yes=yes)
     _done(AdminApiClient(admin, config).act("ingress/reset"), output)

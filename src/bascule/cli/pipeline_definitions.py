@@ -15,6 +15,7 @@ import typer
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.completed_names import pipeline_names
 from bascule.cli.config import ConfigOption
+from bascule.cli.confirmation import YesOption, ask_first
 from bascule.cli.output import Format, FormatOption, note, show_result
 from bascule.core.errors import InvalidInput
 
@@ -43,6 +44,12 @@ WaitOption = Annotated[
 _NOT_FOLLOWED: Final = {
     "unassigned": "stored, but no driver has begun it within {:g} s; it begins when a driver runs. Start the pipelines",
     "waiting for coverage": "stored, but no active broker has confirmed within {:g} s that its journal covers it; a driver begins it then",
+}
+
+#: What the deletion of a pipeline means, by kind.
+_DELETED: Final = {
+    "divert": "divert {!r} stops and loses its position; messages that only this divert has and that it has not carried will be lost",
+    "ingress": "ingress {!r} stops and loses its positions; records that it has not carried stay in their topics",
 }
 
 #: Adds a command: name, function, help, and the example of its help.
@@ -114,10 +121,11 @@ def _change_command(kind: str, path: Callable[..., str]) -> Callable[..., None]:
 
 def _delete_command(kind: str, path: Callable[..., str]) -> Callable[..., None]:
     def command(
-        name: Name, wait_s: WaitOption = WAIT_S, config: ConfigOption = None, admin: AdminOption = None,
+        name: Name, yes: YesOption = False, wait_s: WaitOption = WAIT_S, config: ConfigOption = None, admin: AdminOption = None,
         output: FormatOption = Format.TABLE,
     ) -> None:  # fmt: skip
         client = AdminApiClient(admin, config)
+        ask_first(_DELETED[kind].format(name), "Delete it?", yes=yes)
         answer = client.send("DELETE", path(kind, name))
         deadline_s = time.monotonic() + wait_s
         while wait_s and any(each["name"] == name for each in client.look(path(kind))):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from bascule.cli.admin import AdminApiClient, AdminOption, with_query
 from bascule.cli.administer import moment
 from bascule.cli.completed_names import pipeline_names
 from bascule.cli.config import ConfigOption
+from bascule.cli.confirmation import YesOption, require_yes
 from bascule.cli.output import Format, FormatOption, as_json, line, note, show_result, show_rows
 from bascule.cli.times import time_of_option
 from bascule.core.errors import InvalidInput
@@ -45,7 +45,6 @@ PartitionOption = Annotated[
     int | None, typer.Option("--partition", min=0, help="Move only the position in this partition of --topic", show_default=False)
 ]
 ResetOption = Annotated[bool, typer.Option("--reset", help="Move to where the setting `start` says, as a new pipeline begins")]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for a confirmation")]
 DiscardOption = Annotated[bool, typer.Option("--discard", help="Messages may be lost that only an exclusive divert has")]
 WaitOption = Annotated[
     float, typer.Option("--wait-s", min=0, help="Wait at most this time in seconds until the driver has done it; 0 = do not wait")
@@ -122,13 +121,7 @@ def _confirmed(plan: dict[str, Any], output: Format, *, yes: bool, discard: bool
         unsure = "this divert may skip messages that only it has, so they would be lost"
         note(f"{only if any(each['taken'] for each in moves) else unsure}. Add --discard if they may be lost")
         raise typer.Exit(1)
-    if yes:
-        return True
-    if not sys.stdin.isatty():
-        note("nothing was changed; add --yes to confirm")
-        raise typer.Exit(1)
-    if not typer.confirm("Move the positions?", err=True):
-        raise typer.Exit(1)
+    require_yes("Move the positions?", yes=yes)
     return True
 
 

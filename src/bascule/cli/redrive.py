@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
@@ -12,6 +11,7 @@ import typer
 from bascule.cli.admin import AdminApiClient, AdminOption
 from bascule.cli.administer import moment
 from bascule.cli.config import ConfigOption
+from bascule.cli.confirmation import YesOption, require_yes
 from bascule.cli.output import Format, FormatOption, cell, note, show_document, show_result, show_rows, table
 from bascule.cli.times import time_of_option
 from bascule.core.errors import InvalidInput
@@ -144,7 +144,7 @@ def run(
 def discard(
     places: PlacesArgument = None, pipeline: PipelineOption = "", reason: ReasonOption = "", since: SinceOption = "",
     until: UntilOption = "", header: HeaderOption = None, every: AllOption = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for a confirmation")] = False, wait_s: WaitOption = WAIT_S,
+    yes: YesOption = False, wait_s: WaitOption = WAIT_S,
     accept_lost_marks: LostMarksOption = False, config: ConfigOption = None, admin: AdminOption = None, output: FormatOption = Format.TABLE,
 ) -> None:  # fmt: skip
     """Mark dead letters as done without carrying them, after a confirmation. The records stay in the topic until Kafka deletes them."""
@@ -158,11 +158,7 @@ def discard(
         arguments["upto"] = found["upto"]
     if not yes:
         note(f"{count} dead letters will be discarded: no pipeline will ever carry them")
-        if not sys.stdin.isatty():
-            note("nothing was changed; add --yes to confirm")
-            raise typer.Exit(1)
-        if not typer.confirm("Discard them?", err=True):
-            raise typer.Exit(1)
+    require_yes("Discard them?", yes=yes)
     _report(client, client.send("POST", "redrive/discard", confirm=True, **arguments), wait_s, output)
 
 
