@@ -221,6 +221,10 @@ LIMITS: Final = {
         Limit("server.admin", "PAGES_AT_ONCE", "pages about all queues, consumers or connections at once", "makes the next page later"),
         Limit("server.admin", "STREAMS_AT_ONCE", "`/metrics` and long JSON answers at once", "sends the next answer later"),
         Limit("server.admin", "STREAM_WAIT_S", "the time that a request waits for one of them", "answers 503", "s"),
+        Limit(
+            "server.answer_places", "SLOW_AFTER_S", "reading one of them while a user or address with at least two fewer of them waits",
+            "closes the connection", "s",
+        ),
         Limit("server.exposition", "PIECE_BYTES", "a piece of the text of `/metrics`", "makes the next piece later", "bytes"),
         Limit("server.json_pieces", "JSON_PIECE_BYTES", "a piece of a JSON answer", "makes the next piece later", "bytes"),
         Limit("server.json_pieces", "ENCODED_AT_ONCE", "entries of a JSON answer encoded by one call", "encodes the others later"),

@@ -31,6 +31,10 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "the connections of the admin server that have sent no request: WAITING_MAX": (
         "server/handshakes.py Handshakes.connecting", "server/handshakes.py Handshakes.displace_connecting",
     ),
+    "the places for long answers, STREAMS_AT_ONCE, for each of the requests that wait for one, CONNECTIONS_MAX at most": (
+        "server/answer_places.py AnswerPlaces._places_of", "server/answer_places.py AnswerPlaces._take",
+        "server/answer_places.py AnswerPlaces.changed",
+    ),
     "the two listeners for clients": (
         "server/life.py BrokerLife._room_for_another", "server/life.py BrokerLife.refused_connections",
         "server/life.py BrokerLife.serve", "server/life.py BrokerLife.stop_listening",

@@ -49,6 +49,7 @@ from bascule.server.admin_access import METRICS_PATH, OPEN, AdminAccess, AdminRo
 from bascule.server.admin_app import AdminPage, BoundedApp, CurrentApp, Page, not_routed, routes_of
 from bascule.server.admin_arguments import arguments_of
 from bascule.server.admin_http import PEER_ENDED, PROVEN
+from bascule.server.answer_places import AnswerPlaces
 from bascule.server.audit import AuditTrail
 from bascule.server.brokers import BrokerPages
 from bascule.server.console import Console
@@ -77,7 +78,7 @@ PAGES_AT_ONCE = 1
 #: Answers in pieces that are sent at once, each with the figures or a list of all queues. Metrics, which may need no login, have places of
 #: their own.
 STREAMS_AT_ONCE = 4
-#: Longest wait, in seconds, for one of these answers to end: the default timeout of Prometheus.
+#: Longest wait, in seconds, for a place of one of these answers: the default timeout of Prometheus.
 STREAM_WAIT_S = 10.0
 
 log = get_log(__name__)
@@ -135,8 +136,8 @@ class _Pages:
         self._audit = audit
         self._collectors = collectors
         self._turn = asyncio.Semaphore(PAGES_AT_ONCE)
-        self._metrics = asyncio.Semaphore(STREAMS_AT_ONCE)
-        self._lists = asyncio.Semaphore(STREAMS_AT_ONCE)
+        self._metrics = AnswerPlaces(STREAMS_AT_ONCE)
+        self._lists = AnswerPlaces(STREAMS_AT_ONCE)
 
     async def livez(self, _request: Request) -> Response:
         """Answer that the process lives."""
@@ -154,9 +155,9 @@ class _Pages:
     def _role_or_trouble(self, role: BrokerRole | None) -> Response:
         return PlainTextResponse(f"{self._broker.trouble()}\n", 503) if role is None else PlainTextResponse(f"{role}\n")
 
-    async def metrics(self, _request: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Answer with metrics for Prometheus."""
-        await _place(self._metrics)
+        place = await self._metrics.place(_reader(request), STREAM_WAIT_S)
         try:
             async with self._turn:
                 status = StatusCollector(await self._broker.status())
@@ -164,10 +165,10 @@ class _Pages:
             pieces = made_beside(exposition(metrics), self._turn)
             first = await anext(pieces)  # an error of all figures is answered
         except BaseException:
-            self._metrics.release()
+            place.give_back()
             raise
         failed = partial(self._broker.contain, path=METRICS_PATH)
-        return PiecesAnswer(first, pieces, METRICS_TYPE, done=self._metrics.release, failed=failed)
+        return PiecesAnswer(first, pieces, METRICS_TYPE, place=place, failed=failed)
 
     async def _json(self, request: Request, content: object) -> Response:
         """Answer with JSON: at once if it is short, otherwise in pieces."""
@@ -176,9 +177,9 @@ class _Pages:
         second = await anext(pieces, b"")
         if not second:
             return Response(first, media_type=JSON_TYPE)
-        await _place(self._lists)
+        place = await self._lists.place(_reader(request), STREAM_WAIT_S)
         failed = partial(self._broker.contain, path=request.scope["path"])
-        return PiecesAnswer(first + second, pieces, JSON_TYPE, done=self._lists.release, failed=failed)
+        return PiecesAnswer(first + second, pieces, JSON_TYPE, place=place, failed=failed)
 
     async def look(self, request: Request) -> Response:
         """Answer one of LOOKS."""
@@ -254,13 +255,12 @@ async def _while_wanted(request: Request, answer: Coroutine[Any, Any, object]) -
         leaving.cancel()
 
 
-async def _place(places: asyncio.Semaphore) -> None:
-    """Take a place for an answer in pieces. Raises Unavailable."""
-    try:
-        async with asyncio.timeout(STREAM_WAIT_S):
-            await places.acquire()
-    except TimeoutError:
-        raise Unavailable(f"{STREAMS_AT_ONCE} clients are reading long answers, the maximum; send the request again later") from None
+def _reader(request: Request) -> str:
+    """Return who reads an answer: the user or token, or the address of a peer without a login."""
+    principal: Principal | None = getattr(request.state, "principal", None)
+    if principal is not None:
+        return principal.name
+    return request.client.host if request.client is not None else ""
 
 
 async def _left(request: Request) -> None:

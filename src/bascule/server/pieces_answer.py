@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from bascule.server.admin_http import ABORT
+from bascule.server.answer_places import AnswerPlace
 from bascule.server.in_turns import beside
 
 #: Longest time, in seconds, for an answer in pieces to be read. A peer that reads slowly keeps the figures in memory.
@@ -21,24 +22,24 @@ class PiecesAnswer(Response):
     """An answer that is made one piece after the other while the peer reads. The connection of a slow peer ends."""
 
     def __init__(
-        self, first: bytes, pieces: AsyncGenerator[bytes, None], media_type: str, *, done: Callable[[], None],
+        self, first: bytes, pieces: AsyncGenerator[bytes, None], media_type: str, *, place: AnswerPlace,
         failed: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         """``first`` is the piece before ``pieces``.
 
-        Call ``done`` when the answer is sent or the peer is gone, and ``failed`` with an error while a piece is made.
+        Give ``place`` back when the answer is sent or the peer is gone, and call ``failed`` with an error while a piece is made.
         """
         super().__init__(headers={"content-type": media_type})
         del self.headers["content-length"]
         self._first = first
         self._pieces = pieces
-        self._done = done
+        self._place = place
         self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer."""
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async with self._place.reading(ANSWER_TIMEOUT_S):
                 await self._send(scope, send)
         except Exception as error:
             if not isinstance(error, TimeoutError):
@@ -47,7 +48,6 @@ class PiecesAnswer(Response):
             while (await receive())["type"] != "http.disconnect":
                 pass
         finally:
-            self._done()
             await self._pieces.aclose()
 
     async def _send(self, scope: Scope, send: Send) -> None:

@@ -14,8 +14,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from bascule.broker.send_times import SendTimes
-from bascule.server import exposition, pieces_answer
+from bascule.server import answer_places, exposition, pieces_answer
 from bascule.server.admin import STREAMS_AT_ONCE, AdminServer
+from bascule.server.admin_access import AdminAccess, AdminRole
 from bascule.server.status import UserStatus
 from bascule.server.status_metrics import SLICE, SendTimesCollector, StatusCollector
 from tests.support.speed import SLOWNESS
@@ -116,6 +117,42 @@ def test_slow_readers_are_few_and_end_after_a_while(monkeypatch: pytest.MonkeyPa
         for peer in peers:
             peer.close()
         assert asked == len(peers)
+        await server.stop()
+
+    asyncio.run(run())
+    assert broker.contained == []
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/queues"])
+def test_peer_that_has_no_answer_gets_the_place_of_one_that_reads_slowly_and_has_several(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_places, "SLOW_AFTER_S", 0.3)
+    tokens = {name: (f"secret-{name}", AdminRole.VIEW) for name in ("slow", "prometheus")}
+    access = AdminAccess(restricted=True, tokens=tokens, public_metrics=True, insecure=True)
+    broker = broker_of(4_000, 1_000)
+
+    def request(name: str) -> bytes:
+        return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret-{name}\r\n\r\n".encode()
+
+    async def run() -> None:
+        server = AdminServer(broker, host="127.0.0.1", port=0, access=access)
+        server.start()
+        loop = asyncio.get_running_loop()
+        peers = [socket.socket() for _ in range(2 * STREAMS_AT_ONCE)]
+        for peer in peers:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.setblocking(False)
+            await loop.sock_connect(peer, ("127.0.0.1", server.port))
+            await loop.sock_sendall(peer, request("slow"))
+        async with asyncio.timeout(SOON_S):
+            # Metrics are public here, so the address counts; the others have a login.
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, local_addr=("127.0.0.2", 0))
+            writer.write(request("prometheus"))
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        for peer in peers:
+            peer.close()
         await server.stop()
 
     asyncio.run(run())
