@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from bascule.adapter.inbound import Activation, ActivationSpec, InboundLog, Order, Record, ResourceAdapter, Start
-from bascule.adapter.inbound.metrics import serve_metrics
+from bascule.adapter.inbound.metrics import AdapterCollector, serve_metrics
 from bascule.adapter.inbound.state import LogUnreadable, Ref
 from bascule.core.errors import Unavailable
 from bascule.embedded.kafka import EmbeddedKafka
@@ -34,6 +35,44 @@ def test_each_record_is_delivered_once_and_no_record_stays_in_flight(kafka: Embe
         seen.wait(1001)
         nothing_in_flight(kafka, topic)
     assert Counter(seen.values) == Counter([*values(1000), "last"])
+
+
+def test_metrics_have_position_lag_and_latency_of_an_endpoint(kafka: EmbeddedKafka, topic: str) -> None:
+    records, size, go_on = 50, 1000, threading.Event()
+    produce(kafka.bootstrap, topic, [f"{number}".ljust(size) for number in range(records)])
+    adapter = ResourceAdapter({"bootstrap.servers": kafka.bootstrap})
+    adapter.activate(ActivationSpec(topics=(topic,), group=topic, batch=1, start=Start.EARLIEST), lambda _: go_on.wait() and None)
+    registry = CollectorRegistry()
+    registry.register(AdapterCollector(adapter))
+
+    def values_now() -> dict[str, float]:
+        """Return the sum of each metric over the partitions."""
+        found: dict[str, float] = {}
+        for family in registry.collect():
+            for sample in family.samples:
+                if "le" not in sample.labels:
+                    name = sample.name.removeprefix("bascule_adapter_")
+                    found[name] = found.get(name, 0) + sample.value
+        return found
+
+    def lags() -> bool:
+        nonlocal now
+        now = values_now()
+        return all(now.get(name) for name in ("position_offset", "lag_records", "lag_bytes", "lag_seconds"))
+
+    now: dict[str, float] = {}
+    with adapter:
+        try:
+            wait_for(lags, "the endpoint to be behind")
+            assert now["position_offset"] + now["lag_records"] == records
+            assert now["lag_bytes"] == pytest.approx(now["lag_records"] * 2 * size, rel=0.1), "a header has the value, too"
+            assert (now["running"], now["latency_seconds_count"]) == (1, 0)
+        finally:
+            go_on.set()
+        wait_for(lambda: values_now()["latency_seconds_count"] == records, "the records to be handled")
+        now = values_now()
+        assert (now["position_offset"], now["lag_records"], now["lag_bytes"], now["lag_seconds"]) == (records, 0, 0, 0)
+        assert now["latency_seconds_sum"] > 0
 
 
 def test_failed_append_retakes_the_partition_and_a_late_entry_is_ignored(

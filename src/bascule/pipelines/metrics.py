@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from bascule.core.durations import Durations
-from bascule.pipelines.lag import LagTimes
+from bascule.core.lag_times import LagTimes
 from bascule.pipelines.queries import Query
 from bascule.writer.carried import CarriedCounts, PipelineCount, summed
 from bascule.writer.control import PipelineReport, PipelineState

@@ -9,14 +9,20 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bascule.adapter.inbound import ActivationSpec, ActivationStatus, ResourceAdapter, WorkerPool
+from bascule.adapter.inbound import ActivationSpec, ActivationStatus, ResourceAdapter, WorkerPool, lag
 from bascule.adapter.inbound.metrics import COUNTERS, AdapterCollector, serve_metrics
-from bascule.adapter.inbound.workers import HANDLER_BOUNDS_S, Counts
+from bascule.adapter.inbound.state import Place
+from bascule.adapter.inbound.workers import HANDLER_BOUNDS_S, NO_LATENCY, Counts
 from bascule.core.durations import Durations
 from bascule.core.errors import InvalidInput, Unavailable
 
 HANDLED = Durations.none(HANDLER_BOUNDS_S).with_these((0.2, 0.3))
 PARTITIONS = {"payments-0": "ready", "payments-1": "taking over"}
+
+
+@pytest.fixture(autouse=True)
+def _no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lag, "ENDS_TIMEOUT_S", 0.1)
 
 
 class FixedStatus(ResourceAdapter):
@@ -27,10 +33,22 @@ class FixedStatus(ResourceAdapter):
         idle = dict.fromkeys(COUNTERS, 0)
         return [
             ActivationStatus(
-                "shop", "handle", True, PARTITIONS, 5, 2, 1, ("worker-1", "worker-2"), ("payments-1",), 4, counts, "trouble", HANDLED
+                "shop", "handle", True, PARTITIONS, 5, 2, 1, ("worker-1", "worker-2"), ("payments-1",), 4, counts, "trouble", HANDLED,
+                NO_LATENCY.with_these((0.04,)), {Place("payments", 0): 7},
             ),
-            ActivationStatus("store", "handle", True, {}, 0, 0, 0, (), (), 0, idle, ""),
-        ]
+            ActivationStatus("store", "handle", False, {}, 0, 0, 0, (), (), 0, idle, ""),
+        ]  # fmt: skip
+
+
+def test_position_and_latency_are_exported_and_lags_only_if_kafka_has_said_where_the_sources_end() -> None:
+    registry = CollectorRegistry()
+    registry.register(AdapterCollector(FixedStatus({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})))
+    assert registry.get_sample_value("bascule_adapter_position_offset", {"group": "shop", "topic": "payments", "partition": "0"}) == 7
+    assert registry.get_sample_value("bascule_adapter_latency_seconds_bucket", {"group": "shop", "le": "0.05"}) == 1
+    assert [registry.get_sample_value("bascule_adapter_running", {"group": group}) for group in ("shop", "store")] == [1, 0]
+    for name in ("records", "bytes", "seconds"):
+        found = [registry.get_sample_value(f"bascule_adapter_lag_{name}", {"group": group}) for group in ("shop", "store")]
+        assert found == [None, 0], "an endpoint without partitions is behind nothing"
 
 
 def test_every_count_and_state_of_group_is_exported_as_metric() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bascule.core.lag_times import ENDS_KEPT, LagTimes
 from bascule.pipelines import control
-from bascule.pipelines.lag import SAMPLES_MAX, LagTimes, lag_bytes_of, waiting_in
+from bascule.pipelines.lag import lag_bytes_of, waiting_in
 from bascule.writer.control import WantedState
 from bascule.writer.position import Position
 from tests.scenarios.operating import TIMEOUT_S, Operator
@@ -50,7 +51,7 @@ def test_long_lag_is_known_within_few_samples() -> None:
     lag(times, 0.0, 0, 0)
     found = [lag(times, float(second), 0, 10 * second) for second in range(1, 5_000)]
     assert found[-1] == pytest.approx(4_999.0, rel=0.1)
-    assert len(times._seen["key"]) <= SAMPLES_MAX
+    assert len(times._seen["key"]) <= ENDS_KEPT
 
 
 def test_source_with_unknown_end_has_no_lag_and_a_removed_position_is_forgotten() -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.adapter.inbound.state import Flights, Place, Ref
 from bascule.adapter.inbound.taking_over import ClaimOfOthers, PartitionEvent, Run, pass_on, take_over
 from bascule.adapter.inbound.topics import missing, set_up
-from bascule.adapter.inbound.workers import END_S, NOTHING_HANDLED, Counts, Workers, left_behind
+from bascule.adapter.inbound.workers import END_S, NO_LATENCY, NOTHING_HANDLED, Counts, Workers, left_behind
 from bascule.core import crash
 from bascule.core.durations import Durations
 from bascule.core.effects import run_blocking
@@ -65,7 +65,9 @@ _log = get_log("bascule.adapter")
 class ActivationStatus:
     """The status of an activation. ``partitions`` has ``ready`` for each partition, or the reason why it waits.
 
-    ``blocked`` are partitions that wait for a transaction that this endpoint cannot finish. ``handler`` has the durations of its calls.
+    ``blocked`` are partitions that wait for a transaction that this endpoint cannot finish. ``handler`` has the durations of its calls,
+    and ``latency`` the times from the timestamp of a record until the record was handled. ``positions`` has the next offset to read of each
+    source partition that is ready.
     """
 
     group: str
@@ -81,6 +83,8 @@ class ActivationStatus:
     counts: dict[str, int]
     trouble: str
     handler: Durations = NOTHING_HANDLED
+    latency: Durations = NO_LATENCY
+    positions: Mapping[Place, int] = field(default_factory=dict)
 
 
 class Activation:
@@ -215,7 +219,8 @@ class Activation:
         trouble = self._failure or self._trouble or (f"topics do not exist: {', '.join(self._missing)}" if self._missing else stopped)
         return ActivationStatus(
             self.spec.group, self.name, running, partitions, waiting, delayed, at_work, hanging, blocked, self._dead, counts, trouble,
-            self.counts.handler,
+            self.counts.handler, self.counts.latency,
+            {run.place: run.next_offset for run in runs if run.ready and not run.gone and run.place.topic != self.spec.retry_topic},
         )  # fmt: skip
 
     def _fail(self, error: BaseException) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from bascule.adapter.inbound.activation import HAND_OVER_S, Activation, ActivationStatus
 from bascule.adapter.inbound.endpoint import Endpoint
+from bascule.adapter.inbound.lag import EndpointLags
 from bascule.adapter.inbound.spec import ActivationSpec
 from bascule.adapter.inbound.worker_pool import WorkerPool
 from bascule.core.errors import InvalidInput, Unavailable
@@ -101,6 +102,10 @@ class ResourceAdapter:
     def status(self) -> list[ActivationStatus]:
         """Return the status of each endpoint."""
         return [activation.status() for activation in self._activations]
+
+    def lags(self) -> EndpointLags:
+        """Return what asks for the lag of the endpoints."""
+        return EndpointLags(self._kafka)
 
     def pools(self) -> list[WorkerPool]:
         """Return the worker pools of the endpoints, each once."""

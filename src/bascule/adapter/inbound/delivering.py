@@ -196,6 +196,8 @@ class _Try:
         """See TryEffects."""
         if (counted := _COUNTED.get(event)) is not None:
             self.at.counts.add(counted)
+        if event is SettlingEvent.DELIVERED:
+            self.at.counts.arrived(self.delivery.record.timestamp_ms)
         place, offset = self.delivery.ref.place, self.delivery.ref.offset
         if event is SettlingEvent.FAILED and error is not None:
             failures, most = self.delivery.record.failures + 1, self.at.spec.retries + 1

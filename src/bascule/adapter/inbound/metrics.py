@@ -6,12 +6,14 @@ from bascule.core.extras import require
 
 require("metrics")
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from bascule.adapter.inbound.activation import ActivationStatus
 from bascule.adapter.inbound.adapter import ResourceAdapter
+from bascule.adapter.inbound.lag import EndpointLag
 from bascule.threads.metrics_server import MetricsServer
 
 #: Name -> description. The name is also a field of ActivationStatus.
@@ -33,6 +35,12 @@ COUNTERS = {
     "vanished": "Records in flight that were deleted from their topic",
     "redelivered": "Records that were in flight when this member took over their partition",
 }
+#: Lags, by unit: description, and the figure of an EndpointLag.
+LAGS: Mapping[str, tuple[str, Callable[[EndpointLag], float | None]]] = {
+    "records": ("Offsets between the position and the end of the source partitions that this member owns", lambda lag: lag.records),
+    "bytes": ("Estimated size of the records between the position and the end of the sources, from samples", lambda lag: lag.size_bytes),
+    "seconds": ("Estimated age of the oldest record that the endpoint has not read; 0 = none waits", lambda lag: lag.seconds),
+}
 #: Metrics of shared pools: name -> description. The name is also a field of PoolStatus.
 POOL_GAUGES = {
     "threads": "Threads of the worker pool, without replacements of hanging threads",
@@ -46,6 +54,7 @@ class AdapterCollector(Collector):
 
     def __init__(self, adapter: ResourceAdapter) -> None:
         self._adapter = adapter
+        self._lags = adapter.lags()
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, labelled with the group or the name of the worker pool."""
@@ -54,6 +63,13 @@ class AdapterCollector(Collector):
         for status in statuses:
             partitions.add_metric((status.group,), len(status.partitions))
         yield partitions
+        running = GaugeMetricFamily(
+            "bascule_adapter_running", "1 while the endpoint takes records, 0 after it has failed", labels=("group",)
+        )
+        for status in statuses:
+            running.add_metric((status.group,), float(status.running))
+        yield running
+        yield from self._behind(statuses)
         for name, text in GAUGES.items():
             gauge = GaugeMetricFamily(f"bascule_adapter_{name}", text, labels=("group",))
             for status in statuses:
@@ -69,6 +85,34 @@ class AdapterCollector(Collector):
         for status in statuses:
             handler.add_metric((status.group,), status.handler.buckets, status.handler.sum_s)
         yield handler
+        latency = HistogramMetricFamily(
+            "bascule_adapter_latency_seconds", "Time from the timestamp of a record until the endpoint has handled it", labels=("group",)
+        )
+        for status in statuses:
+            latency.add_metric((status.group,), status.latency.buckets, status.latency.sum_s)
+        yield latency
+        yield from self._pools()
+
+    def _behind(self, statuses: Sequence[ActivationStatus]) -> Iterator[Metric]:
+        """Yield positions and lags. A lag that is not known, for example because Kafka does not answer, is left out."""
+        position = GaugeMetricFamily(
+            "bascule_adapter_position_offset",
+            "Next offset that the endpoint reads from a source partition",
+            labels=("group", "topic", "partition"),
+        )
+        for status in statuses:
+            for place, offset in status.positions.items():
+                position.add_metric((status.group, place.topic, str(place.partition)), offset)
+        yield position
+        lags = self._lags.look(statuses)
+        for name, (text, value) in LAGS.items():
+            lag = GaugeMetricFamily(f"bascule_adapter_lag_{name}", text, labels=("group",))
+            for group, found in lags.items():
+                if (figure := value(found)) is not None:
+                    lag.add_metric((group,), figure)
+            yield lag
+
+    def _pools(self) -> Iterator[Metric]:
         pools = [pool.status() for pool in self._adapter.pools()]
         for name, text in POOL_GAUGES.items():
             gauge = GaugeMetricFamily(f"bascule_adapter_pool_{name}", text, labels=("pool",))

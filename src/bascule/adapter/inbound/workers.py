@@ -18,12 +18,15 @@ from bascule.adapter.inbound.worker_pool import PoolThread, WorkerPool
 from bascule.core.durations import Durations
 from bascule.core.errors import BasculeError, Scope
 from bascule.core.log import get_log
+from bascule.writer.carried import BOUNDS_S
 
 #: A thread that only has to close its endpoint or clients ends within this time, in seconds, or is left behind.
 END_S = 5.0
 #: Upper bounds, in seconds, of the histogram of calls: from an endpoint that only computes to one that is near its timeout.
 HANDLER_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 NOTHING_HANDLED: Final = Durations.none(HANDLER_BOUNDS_S)
+#: The latency has the bounds of pipelines: a record may have waited for days.
+NO_LATENCY: Final = Durations.none(BOUNDS_S)
 
 _log = get_log("bascule.adapter")
 
@@ -48,6 +51,7 @@ class Counts:
     vanished: int = 0
     redelivered: int = 0
     _handler: Durations = NOTHING_HANDLED
+    _latency: Durations = NO_LATENCY
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, name: str, count: int = 1) -> None:
@@ -59,6 +63,18 @@ class Counts:
     def handler(self) -> Durations:
         """Return how long the calls of the endpoint took, also those that failed or were given up."""
         return self._handler
+
+    @property
+    def latency(self) -> Durations:
+        """Return the times from the timestamps of records until the records were handled."""
+        return self._latency
+
+    def arrived(self, timestamp_ms: int) -> None:
+        """Note that a record with this timestamp is handled now. Thread-safe."""
+        if timestamp_ms > 0:
+            latency_s = max(0.0, time.time() - timestamp_ms / 1000)
+            with self._lock:
+                self._latency = self._latency.with_these((latency_s,))
 
     def timed(self, call: Callable[[Record], None]) -> Callable[[Record], None]:
         """Return a call of the endpoint that adds its duration. Thread-safe."""
