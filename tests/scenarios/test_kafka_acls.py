@@ -137,6 +137,11 @@ def test_broker_and_pipelines_need_their_rights_and_no_others(kafka: AuthorizedK
             assert json.loads(story.stdout)["messages"][0]["diverts"][0]["state"] == "written"
             paused = bascule("divert", "pause", "out", "--admin", f"http://127.0.0.1:{system.admin_port}")
             assert paused.returncode == 0, paused.stderr
+            made = bascule(
+                "ingress", "create", "made", "topics=acl.in", "to=queue://made", "--wait-s", "0", "--admin",
+                f"http://127.0.0.1:{system.admin_port}",
+            )  # fmt: skip
+            assert made.returncode == 0, made.stderr
             redriven = bascule("redrive", "run", "--all", "--admin", f"http://127.0.0.1:{system.admin_port}")
             assert redriven.returncode == 0, redriven.stderr
             wait_for(lambda: left(kafka, "broker", BROKER, BRIDGE) == set(), lambda: str(left(kafka, "broker", BROKER, BRIDGE)))

@@ -119,6 +119,7 @@ BROKER: Final = Process(
         ),
         Right(TOPIC, "TARGET", (READ,), "records that diverts wrote for a message, for the same", optional=True),
         Right(TOPIC, "DEAD-LETTERS", (READ,), "messages that no divert could convert, for the same, and `bascule redrive`", optional=True),
+        Right(ID, "PREFIX.control", (WRITE,), "definitions of pipelines at run time, changed in transactions"),
         Right(GROUP, "PREFIX.brokers", (READ,), "election of the active broker"),
         Right(GROUP, "PREFIX.BRIDGE.*", (DESCRIBE,), "why a pipeline has stopped"),
         Right(GROUP, "bascule-reader", (DESCRIBE,), "readers of the journal"),

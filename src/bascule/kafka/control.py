@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from typing import Any, Final, NamedTuple, TypeVar
@@ -18,6 +19,8 @@ from bascule.kafka.admin import Topics
 from bascule.kafka.appender import await_stored
 from bascule.kafka.compacted import Stored, TableReader
 from bascule.kafka.shared import SharedClients
+from bascule.kafka.slot import Slot
+from bascule.kafka.transactional import end_open_transactions
 from bascule.writer.control import (
     ACCESS_KEY,
     COVERED_KEY,
@@ -39,7 +42,7 @@ from bascule.writer.control import (
     decoded,
     encoded,
 )
-from bascule.writer.control_table import ControlRecord, covered_pipeline, named_pipeline, wishes_of
+from bascule.writer.control_table import ControlRecord, covered_pipeline, named_pipeline, version_of, wishes_of
 from bascule.writer.position import DEFINED, DIVERT, POSITION_PARTITIONS, Position, position_partition
 from bascule.writer.redrive import JOB_KEY, RedriveJob
 
@@ -53,6 +56,10 @@ FORGET_TIMEOUT_S: Final = 10.0
 #: are deleted when there are more than twice as many, so that few deletions have to read the positions.
 DELETIONS_MAX: Final = 100
 _KEYS: Final[Mapping[type, str]] = {Wish: WANTED_KEY, RestartWish: RESTART_KEY, OffsetsWish: OFFSETS_KEY}
+
+
+class _OtherVersion(Exception):
+    """Raised when a definition was stored or deleted after the read on which another one depends."""
 
 
 class Reports(NamedTuple):
@@ -177,28 +184,67 @@ class ControlTopics:
         """Store a wish, and return when Kafka has stored it. Raises Unavailable."""
         self._store(f"{_KEYS[type(wish)]}{pipeline}", encoded(wish))
 
-    def define(self, pipeline: str, definition: PipelineDefinition) -> None:
-        """Store a definition, and return when Kafka has stored it. A new pipeline has no wishes of an earlier one. Raises Unavailable."""
-        if definition.revision == 1:
-            self._forget_wishes(pipeline)
-        self._store(f"{DEFINITION_KEY}{pipeline}", encoded(definition))
-        if definition.revision == 1:  # not before: another definition may be stored until then, and somebody may have an answer about it
-            self._store(f"{DELETED_KEY}{pipeline}", None)  # otherwise a later loss of this definition would look like a deletion
-            self._forget_covered(pipeline, but=definition.id)
+    def define(self, pipeline: str, definition: PipelineDefinition, *, version: int | None = None) -> bool:
+        """Store a definition, and return when Kafka has stored it. A new pipeline has no wishes of an earlier one.
 
-    def undefine(self, pipeline: str, deletion: PipelineDeletion) -> None:
-        """Delete a definition and the wishes about its pipeline, in this order: a deleted pipeline must not run. Raises Unavailable.
-
-        The deletion comes first: the driver deletes no positions of a pipeline whose definition is only missing.
+        Returns False, and stores nothing, if ``Wishes.version`` is not ``version`` any more. Raises Unavailable.
         """
-        self._store(f"{DELETED_KEY}{pipeline}", encoded(deletion))
-        self._store(f"{DEFINITION_KEY}{pipeline}", None)
-        self._forget_wishes(pipeline)
-        self._forget_covered(pipeline)
+        key, new = f"{DEFINITION_KEY}{pipeline}", definition.revision == 1
+        value = encoded(definition)
+
+        def records(table: Mapping[str, Stored]) -> dict[str, bytes | None]:
+            found: dict[str, bytes | None] = dict.fromkeys(_wishes_about(pipeline)) if new else {}
+            if new:  # without the tombstone of the deletion, a later loss of the definition would look like a deletion
+                found |= dict.fromkeys([f"{DELETED_KEY}{pipeline}", *self._covered(table, pipeline, but=definition.id)])
+            return {**found, key: value}
+
+        return self._change(records, version, lambda table: key in table and table[key].value == value)
+
+    def undefine(self, pipeline: str, deletion: PipelineDeletion, *, version: int | None = None) -> bool:
+        """Delete a definition and the wishes about its pipeline. Returns False as ``define`` does. Raises Unavailable.
+
+        The record of the deletion stays: the driver deletes no positions of a pipeline whose definition is only missing.
+        """
+        key, mark = f"{DEFINITION_KEY}{pipeline}", f"{DELETED_KEY}{pipeline}"
+        value = encoded(deletion)
+
+        def records(table: Mapping[str, Stored]) -> dict[str, bytes | None]:
+            return {mark: value, **dict.fromkeys([key, *_wishes_about(pipeline), *self._covered(table, pipeline)])}
+
+        if not self._change(records, version, lambda table: key not in table and mark in table and table[mark].value == value):
+            return False
         try:
             self._forget_deletions()
         except BasculeError as error:  # the pipeline is deleted, and the next deletion tries again
             log.warning("could not forget old deletions of pipelines", error=str(error))
+        return True
+
+    def _change(
+        self, records: Callable[[Mapping[str, Stored]], Mapping[str, bytes | None]], version: int | None,
+        done: Callable[[Mapping[str, Stored]], bool],
+    ) -> bool:  # fmt: skip
+        """Write the records for the current table, all or none: no other change of a definition comes between the read and the write.
+
+        Returns False, and writes nothing, if the table has not the version.
+
+        ``done`` returns whether an earlier try, whose outcome was in doubt, has written them.
+        """
+        topic, tries = self._topics.control, itertools.count()
+
+        def make(found: Mapping[bytes, Stored]) -> list[Outgoing]:
+            table = {key.decode(errors="replace"): stored for key, stored in found.items()}
+            if next(tries) and done(table):
+                return []
+            if version not in (None, version_of({key: stored.offset for key, stored in table.items()})):
+                raise _OtherVersion
+            return [_record(topic, key, value) for key, value in records(table).items()]
+
+        with closing(Slot(self._kafka, topic, topic, 0, ahead=False)) as slot:
+            try:
+                slot.transact(make)
+            except _OtherVersion:
+                return False
+        return True
 
     def _forget_deletions(self) -> None:
         """Delete the oldest records of deletions, and keep those of pipelines with a report or positions, and DELETIONS_MAX others.
@@ -218,20 +264,17 @@ class ControlTopics:
         ]:
             await_stored(future)
 
-    def _forget_wishes(self, pipeline: str) -> None:
-        for kind in _KEYS.values():
-            self._store(f"{kind}{pipeline}", None)
-
-    def _forget_covered(self, pipeline: str, *, but: str = "") -> None:
-        """Delete what brokers say about a divert, except about the definition with this id."""
+    def _covered(self, table: Mapping[str, Stored], pipeline: str, *, but: str = "") -> list[str]:
+        """Return the keys of what brokers say about a divert, except about the definition with the id ``but``."""
         if not pipeline.startswith(DIVERT):
-            return
-        topic = self._topics.control
-        for name, stored in self._table(topic, FORGET_TIMEOUT_S).items():
+            return []
+        topic, found = self._topics.control, []
+        for name, stored in table.items():
             if name.startswith(COVERED_KEY) and covered_pipeline(name) == pipeline:
-                found = self._readable(CoverageMark, stored.value, stored.place(topic, name.encode()))
-                if found is None or found.id != but:
-                    self._store(name, None)
+                mark = self._readable(CoverageMark, stored.value, stored.place(topic, name.encode()))
+                if mark is None or mark.id != but:
+                    found.append(name)
+        return found
 
     def _store(self, key: str, value: bytes | None) -> None:
         await_stored(self._shared.appender.append(_record(self._topics.control, key, value)))
@@ -258,13 +301,18 @@ class ControlTopics:
             self._readers.clear()
         self._shared.close()
 
+    def _end_open_change(self, _table: Mapping[bytes, Stored]) -> None:
+        """End the transaction of a broker that was killed while it changed a definition. A broker that is only slow tries again."""
+        end_open_transactions(self._kafka, [self._topics.control])
+
     def _table(self, topic: str, timeout_s: float, *, decides: bool = False) -> dict[str, Stored]:
         with self._lock:
             if topic not in self._readers:
                 self._readers[topic] = TableReader(self._kafka, topic, [0], shared=self._shared)
             reader = self._readers[topic]
         try:
-            found = reader.read_behind_barrier(timeout_s) if decides else reader.read(timeout_s)
+            held_up = self._end_open_change if topic == self._topics.control else None
+            found = reader.read_behind_barrier(timeout_s, held_up) if decides else reader.read(timeout_s, held_up)
             if not decides and reader.retreated and topic == self._topics.reports:
                 # No barrier tells whether the topic was recreated, because a broker may only read the reports. The result may be old, and a
                 # report may be missing. A decision that depends on a missing report also reads the positions.
@@ -280,6 +328,11 @@ class ControlTopics:
             reader.close()
             raise
         return {key.decode(errors="replace"): stored for key, stored in found.items()}
+
+
+def _wishes_about(pipeline: str) -> list[str]:
+    """Return the keys of the wishes about a pipeline."""
+    return [f"{kind}{pipeline}" for kind in _KEYS.values()]
 
 
 def _record(topic: str, key: str, value: bytes | None) -> Outgoing:

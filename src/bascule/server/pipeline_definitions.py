@@ -51,6 +51,8 @@ COVERED_WITHIN_S: Final = 15.0
 #: How long a request waits for the stored positions, in seconds.
 BEGUN_S: Final = 10.0
 LOOK_S: Final = 0.25
+#: How often a request is tried while other brokers change definitions.
+TRIES: Final = 10
 
 
 def held_definitions(pages: PipelinePages, known: KnownPipelines) -> PipelineDefinitionsAnswer:
@@ -142,7 +144,7 @@ class DefinitionPages:
         return await self._audited(request, "delete", name, partial(self._undefine, name, principal.name))
 
     async def _audited(
-        self, request: Request, verb: str, name: str, act: Callable[[], Awaitable[dict[str, Any]]], **more: str
+        self, request: Request, verb: str, name: str, act: Callable[[], Awaitable[dict[str, Any] | None]], **more: str
     ) -> Response:  # fmt: skip
         """Act, and record what was done or refused, with ``more``."""
         principal: Principal = request.state.principal
@@ -150,16 +152,26 @@ class DefinitionPages:
         with self._pages.audit.acting(action, name, who=principal.name, peer=principal.peer, **more) as done:
             principal.authorize(Permission.MANAGE, MANAGEMENT_ADDRESS)
             async with self._turn:
-                done |= await act()
+                done |= await self._decided(act)
             if self._kind == "divert" and "revision" in done:
                 await self._covered(name, done["revision"])
         log.info("administrator action", who=principal.name, action=action, arguments={"name": name}, answer=done)
         return JSONResponse({"name": name, "kind": self._kind, **done}, 202)
 
+    async def _decided(self, act: Callable[[], Awaitable[dict[str, Any] | None]]) -> dict[str, Any]:
+        """Return the result of an act, which is repeated while it has none: another broker has changed a definition in the meantime."""
+        for _ in range(TRIES):
+            if (done := await act()) is not None:
+                return done
+        raise DefinitionConflict("other requests have changed definitions of pipelines all the time; try again")
+
     async def _define(
         self, request: Request, name: str, given: Mapping[str, Any], *, new: bool, merges: bool = False
-    ) -> dict[str, Any]:  # fmt: skip
-        """Store a definition, and return its revision. ``merges``: settings that are not given stay, and those that are null go."""
+    ) -> dict[str, Any] | None:  # fmt: skip
+        """Store a definition, and return its revision; None if another definition was stored meanwhile.
+
+        ``merges``: settings that are not given stay, and those that are null go.
+        """
         principal: Principal = request.state.principal
         pipeline, known = f"{KINDS[self._kind]}{name}", await self._pages.known(decides=True)
         self._check_free(known, name)
@@ -189,35 +201,28 @@ class DefinitionPages:
             id, 1 if before is None else before.revision + 1, dict(given),
             principal.name, self._pages.now_ms(),
         )  # fmt: skip
-        await self._pages.beside(partial(self._pages.topics.define, pipeline, after))
-        # Another broker may have stored one at the same time: the later one counts.
-        if (await self._pages.known(decides=True)).wishes.definitions.get(pipeline) != after:
-            raise DefinitionConflict(
-                f"another request has defined {self._kind} {name!r} at the same time; check the definition, and try again"
-            )
-        return {"revision": after.revision}
+        stored = await self._pages.beside(partial(self._pages.topics.define, pipeline, after, version=known.wishes.version))
+        return {"revision": after.revision} if stored else None
 
     async def _id_of_new(self, known: KnownPipelines, pipeline: str) -> str:
         """Return the id for a pipeline whose id no topic of the control knows: that of its positions, or a new one if it was deleted."""
         begun = "" if pipeline in known.wishes.deleted else await self._pages.beside(partial(self._pages.topics.begun, pipeline, BEGUN_S))
         return begun or uuid.uuid4().hex
 
-    async def _undefine(self, name: str, who: str) -> dict[str, Any]:
-        """Delete a definition with all wishes about its pipeline. A repeated request completes what an earlier one began."""
+    async def _undefine(self, name: str, who: str) -> dict[str, Any] | None:
+        """Delete a definition with all wishes about its pipeline; return None if another definition was stored meanwhile.
+
+        A repeated request completes what an earlier one began.
+        """
         pipeline, known = f"{KINDS[self._kind]}{name}", await self._pages.known(decides=True)
         self._check_free(known, name)
         leftover = pipeline in {*known.wishes.states, *known.wishes.restarts, *known.wishes.offsets}
         defined = pipeline in known.wishes.definitions or pipeline in known.wishes.unreadable
         if not defined and not leftover and not self._pages.is_leaving(known, pipeline):
             raise UnknownAddress(f"there is no {self._kind} {name!r:.60}")
-        await self._pages.beside(partial(self._pages.topics.undefine, pipeline, PipelineDeletion(who, self._pages.now_ms())))
-        # Another broker may have stored a change at the same time. A definition with another id is a new one.
-        before, after = known.wishes.definitions.get(pipeline), (await self._pages.known(decides=True)).wishes.definitions.get(pipeline)
-        if before is not None and after is not None and before.id == after.id:
-            raise DefinitionConflict(
-                f"another request has changed {self._kind} {name!r} at the same time, so the {self._kind} still exists; delete it again"
-            )
-        return {}
+        deletion = PipelineDeletion(who, self._pages.now_ms())
+        stored = await self._pages.beside(partial(self._pages.topics.undefine, pipeline, deletion, version=known.wishes.version))
+        return {} if stored else None
 
     async def _covered(self, name: str, revision: int) -> None:
         """Return when the active broker says that its journal covers a divert. Raises DivertNotCovered, DefinitionConflict."""

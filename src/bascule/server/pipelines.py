@@ -131,11 +131,11 @@ class PipelineTopics(Protocol):
     def want(self, pipeline: str, wish: Wish | RestartWish | OffsetsWish) -> None:
         """Store a wish. Raises Unavailable."""
 
-    def define(self, pipeline: str, definition: PipelineDefinition) -> None:
-        """Store a definition. Raises Unavailable."""
+    def define(self, pipeline: str, definition: PipelineDefinition, *, version: int | None = None) -> bool:
+        """Store a definition if ``Wishes.version`` is ``version``, and return whether it is. Raises Unavailable."""
 
-    def undefine(self, pipeline: str, deletion: PipelineDeletion) -> None:
-        """Delete a definition and the wishes about its pipeline. Raises Unavailable."""
+    def undefine(self, pipeline: str, deletion: PipelineDeletion, *, version: int | None = None) -> bool:
+        """Delete a definition and the wishes about its pipeline, likewise. Raises Unavailable."""
 
     def ask(self, job: RedriveJob) -> None:
         """Store a job for dead letters. Raises Unavailable."""

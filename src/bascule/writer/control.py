@@ -274,6 +274,8 @@ class Wishes:
     deleted: frozenset[str] = frozenset()
     #: Pipelines that have begun, and whose definitions nobody has deleted, as ``losing`` has found out.
     lost: frozenset[str] = frozenset()
+    #: Changes with each definition and each deletion: the end of the last of their records.
+    version: int = field(default=0, compare=False)
 
     def refusing(self, users: Iterable[tuple[str, DivertUser]]) -> Wishes:
         """Return these wishes for a driver whose diverts have these users, by pipeline: those that may not run are to be stopped.

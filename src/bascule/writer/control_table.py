@@ -86,7 +86,13 @@ def wishes_of(table: Mapping[str, ControlRecord], skipped: Skipped, job_skipped:
         states, restarts, offsets, definitions, _redrives(table, job_skipped), _covered(table, skipped),
         {pipeline: reasons for pipeline, reasons in unreadable.items() if reasons}, _access(table, skipped),
         deleted=frozenset(readable(DELETED_KEY, PipelineDeletion)),
+        version=version_of({key: record.offset for key, record in table.items()}),
     )  # fmt: skip
+
+
+def version_of(offsets: Mapping[str, int]) -> int:
+    """Return ``Wishes.version`` for the offsets of records by key."""
+    return max((offset + 1 for key, offset in offsets.items() if key.startswith((DEFINITION_KEY, DELETED_KEY))), default=0)
 
 
 def named_pipeline(key: str, prefix: str, place: str, skipped: Skipped) -> str | None:
