@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 from bascule.client import Queue, connect
 from bascule.core.topics import JournalTopics
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.kafka import clients
+from bascule.kafka.control import ControlTopics
 from bascule.kafka.history import TopicHistory
 from bascule.pipelines import control, driver
 from bascule.pipelines.metrics import PipelineMetrics
-from bascule.pipelines.spec import EARLIEST, DivertSpec, PipelinesSpec, StartPosition
+from bascule.pipelines.spec import EARLIEST, DivertSpec, IngressSpec, PipelinesSpec, StartPosition
+from bascule.writer.control import Wish
+from tests.scenarios.operating import PAUSED
 from tests.scenarios.sparkless import without_spark, workers_end
 from tests.scenarios.test_positions import delete_records
+from tests.scenarios.topics import create
 from tests.support.alerts import Watch
 from tests.support.console import Console
 from tests.support.system import System, wait_for
@@ -33,6 +39,8 @@ from = "#"
 to = "${{address}}"
 start = "earliest"
 """
+#: Records of 5 GiB together, of which Kafka stores little, because they are compressed.
+RECORDS, RECORD_BYTES = 512, 10 << 20
 #: The broker takes a driver for dead if it has not reported for a minute and a half.
 SILENT_S = 150.0
 
@@ -145,3 +153,18 @@ def test_divert_writes_a_message_that_it_cannot_carry_to_the_dead_letter_topic(n
         wait_for(lambda: driven.fires("BasculePipelineDeadLetters"), "the alert")
         night.console.shows("Pipelines", "orders running in the file")
         night.console.shows("Pipeline dead letters", "divert:orders", "is one of Bascule's own topics", path="undelivered")
+
+
+def test_paused_pipeline_falls_gigabytes_behind(night: Night, topic_prefix: str) -> None:
+    kafka, source = night.spec.kafka, f"{topic_prefix}.large"
+    create(night.system.bootstrap, source)
+    night.spec = replace(night.spec, ingresses=(IngressSpec("large", "queue", (source,)),))
+    with night.driven() as driven, closing(ControlTopics(kafka, night.topics)) as topics:
+        assert not driven.fires("BasculePipelineLagLarge")
+        topics.want("ingress:large", Wish(PAUSED, "ann", 1))
+        producer = clients.producer({**kafka, "compression.type": "lz4", "message.max.bytes": 2 * RECORD_BYTES, "linger.ms": 0})
+        for _ in range(RECORDS):
+            producer.produce(source, bytes(RECORD_BYTES))
+            assert producer.flush(30) == 0
+        wait_for(lambda: driven.fires("BasculePipelineLagLarge"), "the alert")
+        night.console.shows("Pipelines", "large paused", "512 (5.0 GiB)")
