@@ -23,6 +23,7 @@ from bascule.broker.fan_out import FanOut
 from bascule.broker.intake import Intake
 from bascule.broker.journaling import Journaling
 from bascule.broker.local_transactions import LocalTransactions
+from bascule.broker.memory import MemoryAccount
 from bascule.broker.message import Bodies
 from bascule.broker.policy import Policy
 from bascule.broker.room import SendersRoom
@@ -60,7 +61,7 @@ class Engine:
         self.local_transactions = local = LocalTransactions(deliveries, sending, policy, violations)
         self.intake = intake = Intake(deliveries, destinations, sending, lambda: local.bytes_max)
         self.bodies = bodies
-        self.memory = bodies.account
+        self.memory: MemoryAccount = bodies.account
         self.memory.run = partial(deliveries.errors.run, ErrorKind.LINK)
         self.memory.begin = deliveries.turns.begin
         self.counters = deliveries.counters
