@@ -2,8 +2,9 @@
 
     python -m bench.backlog [--messages 1000000]
 
-The blocking Python client sends persistent messages on one connection. The benchmark also drains a short queue for comparison. Results go
-to bench/results/backlog-*.json and .md. The exit code tells whether each figure reached its goal.
+The blocking Python client sends persistent messages on one connection. The benchmark also drains a short queue for comparison. Rates depend
+on the client and on Kafka as well, so the processor time of the broker is measured, too. Results go to bench/results/backlog-*.json and
+.md. The exit code tells whether each figure reached its goal.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from bascule.client import Acknowledge, Context, Message, Queue, connect
 from bench.bascule_up import BasculeUp
 from bench.run import machine, markdown, rss_mb, write_results
+from tests.support.usage import cpu_s
 
 QUEUE = "backlog"
 BODY_BYTES = 1024
@@ -75,25 +77,32 @@ def measure(count: int) -> dict[str, Any]:
         with connect(broker.url, acknowledge=Acknowledge.DUPS_OK) as client:
             fill(client, SHORT_MESSAGES)
             short_per_s = drain(client, SHORT_MESSAGES)
+            idle_mb, before_s = rss_mb(broker.processes["broker"]), cpu_s(broker.processes["broker"])
             sent_per_s = fill(client, count)
         until(broker, count)
+        sent_cpu_s = cpu_s(broker.processes["broker"]) - before_s
         filled_mb = rss_mb(broker.processes["broker"])
         killed_s = time.monotonic()
         os.kill(broker.processes["broker"], signal.SIGKILL)
         until(broker, count)
         restarted_s = time.monotonic() - killed_s
-        after_start_mb = rss_mb(broker.processes["broker"])
+        after_start_mb, start_cpu_s = rss_mb(broker.processes["broker"]), cpu_s(broker.processes["broker"])
         with connect(broker.url, acknowledge=Acknowledge.DUPS_OK) as client:
             deep_per_s = drain(client, count)
+        drained_cpu_s = cpu_s(broker.processes["broker"]) - start_cpu_s
     return {
         "messages": count,
         "body_bytes": BODY_BYTES,
         "sent_per_s": round(sent_per_s),
+        "sent_broker_us": round(sent_cpu_s / count * 1e6, 1),
+        "rss_before_mb": idle_mb,
         "rss_mb": filled_mb,
         "kill_to_serving_s": round(restarted_s, 2),
+        "start_broker_cpu_s": round(start_cpu_s, 2),
         "rss_after_start_mb": after_start_mb,
         "short_queue_drained_per_s": round(short_per_s),
         "drained_per_s": round(deep_per_s),
+        "drained_broker_us": round(drained_cpu_s / count * 1e6, 1),
     }
 
 
