@@ -19,7 +19,7 @@ class ComparingBroker(BrokerInMemory):
         assert described(taken, self.engine) == expected
         journaled = self.replay(None, end=taken.next_offset).engine.addresses.queues
         for content, mids in zip(taken.queues, taken.mids, strict=True):
-            assert mids == sorted(message.mid for message in journaled[content["id"]].held), content["name"]
+            assert list(mids) == sorted(message.mid for message in journaled[content["id"]].held), content["name"]
         super().announce(taken)
 
 
@@ -58,7 +58,7 @@ def described(taken: Snapshot, engine: Engine) -> dict[str, Any]:
         ids[address] = {digest for digest, time_ms in remembered.ids() if digest in window or time_ms >= now_ms - window.period_ms}
     return {
         "queues": taken.queues,
-        "mids": taken.mids,
+        "mids": [list(mids) for mids in taken.mids],
         "counts": taken.counts,
         "ids": ids,
         "branches": taken.branches,

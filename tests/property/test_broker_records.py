@@ -106,6 +106,8 @@ def test_snapshots_survive_encoding_and_decoding(
         5, 9, 12, 3, OffsetMap([1, 4], [0, 2]), [{"id": number} for number in range(len(queues))], ingress,
         [mids for mids, _ in queues], [counts for _, counts in queues], windows,
     )  # fmt: skip
-    found = snapshots.decode(snapshots.encode(taken).joined())
+    encoded = snapshots.encode(taken).joined()
+    found = snapshots.decode(encoded)
+    assert snapshots.encode(found).joined() == encoded, "packed numbers are encoded like others"
     found.mids = [list(mids) for mids in found.mids]
     assert found == taken

@@ -291,7 +291,10 @@ LIMITS: Final = {
     ),
     "Parts of `broker.memory_bytes`": (
         Limit("broker.memory", "BODIES_SHARE", "message bodies", "moves bodies to the spill files", "%"),
-        Limit("broker.memory", "LOADED_BODIES_SHARE", "message bodies at a broker's start", "moves bodies to the spill files", "%"),
+        Limit(
+            "broker.memory", "FIRST_BODIES_SHARE", "message bodies at a broker's start, and bodies behind as many bytes of their queues",
+            "moves bodies to the spill files", "%",
+        ),
         Limit("broker.memory", "TRANSACTIONS_SHARE", "open transactions", f"refuses messages in transactions with {RESOURCE}", "%"),
         Limit("broker.memory", "BRANCHES_SHARE", "prepared branches", "rolls the transaction back, xaCode 100", "%"),
         Limit("server.client_links", "ATTACHES_BYTES_MAX", "attaches of a connection that wait for the journal", "reads later", "bytes"),

@@ -76,8 +76,9 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "loads the state, when no client is served": (
         "broker/destinations.py Destinations.create_configured", "broker/duplicates.py DuplicateWindows.expire_ms",
-        "broker/loading.py Loader._end_deliveries",
-        "broker/loading.py Loader._restore", "broker/loading.py Loader.finish", "broker/wanted.py WantedMessages.left",
+        "broker/loading.py Loader._delete", "broker/loading.py Loader._end_deliveries",
+        "broker/loading.py Loader._fill", "broker/loading.py Loader._restore", "broker/loading.py Loader.finish",
+        "broker/wanted.py WantedMessages.left",
     ),
     "ends the broker, which serves nobody any more": (
         "server/effects.py LoopEffects.cancel_spawned", "server/handshakes.py Handshakes.abort_all", "server/node.py Node.close_clients",

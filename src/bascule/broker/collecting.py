@@ -8,6 +8,7 @@ copies then contain the state as of the confirmed sequence.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Set
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ from bascule.journal.records import INDEX_MAX, mid_of
 LOOK_STEPS = 5
 #: Queues or windows of one piece.
 PIECE_LOOKS = 100
-#: Steps to copy one run of messages of a queue, and the number of messages that one more step copies.
+#: Steps to copy one run of messages of a queue, the number of mids that one more step copies, and the number of messages whose counts one
+#: more step looks up. Packed mids are copied at once unless messages have left between them.
 COPY_STEPS = 8
+MIDS_PER_STEP: Final = 16
 MESSAGES_PER_STEP: Final = 4
 #: The walk ends after a round that copied the new messages in at most this many steps. The last piece, which is one turn, takes about as
 #: long.
@@ -61,20 +64,27 @@ class CollectedQueue:
         """Copy the messages that are not copied yet, up to the mid ``limit``."""
         copy = self.copy
         while copy.passed_mid < limit and copy.passed_mid < queue.held.newest:
-            messages = queue.held.after(copy.passed_mid)
-            while messages and messages[-1].mid > limit:
-                messages.pop()
-            if not messages:
+            before_mid, mids = copy.passed_mid, queue.held.mids_between(copy.passed_mid, limit)
+            if not mids:
                 copy.passed_mid = limit
                 return
-            copy.passed_mid = messages[-1].mid
-            copy.mids += [message.mid for message in messages]
+            copy.passed_mid = mids[-1]
+            copy.mids += mids
+            steps = COPY_STEPS + len(mids) // MIDS_PER_STEP
             if queue.counts:
-                for message in messages:
-                    # A count of 0 is left out: only this broker knows that a reserved message has not been delivered yet.
-                    if count := queue.counts.get(message.position):
-                        copy.counts[message.mid] = count
-            yield COPY_STEPS + len(messages) // MESSAGES_PER_STEP
+                steps += self._copy_counts(queue, before_mid) // MESSAGES_PER_STEP
+            yield steps
+
+    def _copy_counts(self, queue: BrokerQueue, before_mid: int) -> int:
+        """Copy the counts of the messages behind ``before_mid`` whose mids are copied. Return the number of messages."""
+        copy, messages = self.copy, queue.held.after(before_mid)
+        for message in messages:
+            if message.mid > copy.passed_mid:
+                break
+            # A count of 0 is left out: only this broker knows that a reserved message has not been delivered yet.
+            if count := queue.counts.get(message.position):
+                copy.counts[message.mid] = count
+        return len(messages)
 
     def finish(self, queue: BrokerQueue) -> None:
         """Copy all remaining messages.
@@ -89,15 +99,15 @@ class CollectedQueue:
             raise BrokerFault(f"a snapshot would contain {copied} messages of queue {queue.name!r}, which holds {there}")
         self.reserved_mid, self.unused_since_ms = queue.reserved_mid, queue.unused_since_ms
 
-    def state(self) -> tuple[list[int], list[tuple[int, int]]]:
+    def state(self) -> tuple[array[int], list[tuple[int, int]]]:
         """Return the mids of the messages, ascending, and the delivery counts by mid."""
         mids, removed = self.copy.mids, {*self.copy.removed, *self.leaving}
         if removed:
-            mids = [mid for mid in mids if mid not in removed]
+            mids = array("Q", [mid for mid in mids if mid not in removed])
         counts = sorted((mid, count) for mid, count in self.copy.counts.items() if count and has(mids, mid))
         if self.unconfirmed:
             first = bisect_left(mids, min(self.unconfirmed))
-            mids[first:] = sorted(chain(mids[first:], self.unconfirmed))
+            mids[first:] = array("Q", sorted(chain(mids[first:], self.unconfirmed)))
         return mids, counts
 
 

@@ -95,8 +95,13 @@ class Deliveries:
                     if message.expiry_ms:
                         self.watch_expiry(queue, message.expiry_ms)
         if message.references:
-            self.bodies.hold(message)
+            for_long = self.memory.bodies_bytes > self.memory.first_bodies_max_bytes and self._behind_many(queues)
+            self.bodies.hold(message, for_long=for_long)
         return None
+
+    def _behind_many(self, queues: Collection[BrokerQueue]) -> bool:
+        """Return True if the last message is behind many bytes of other messages in each of its queues."""
+        return all(queue.ready.size_bytes > self.memory.first_bodies_max_bytes for queue in queues)
 
     def delay(self, message: BrokerMessage, queues: list[BrokerQueue], due_ms: int) -> None:
         """Delay a message in its queues until ``due_ms`` (Jakarta Messaging 3.1, section 7.9)."""

@@ -27,7 +27,7 @@ class HeldCopy:
 
     def __init__(self, on_change: Callable[[], object] = lambda: None) -> None:
         self.on_change = on_change
-        self.mids: list[int] = []  # ascending
+        self.mids: array[int] = array("Q")  # ascending
         self.passed_mid = -1
         self.removed: list[int] = []
         self.counts: dict[int, int] = {}  # number of failed deliveries, by mid
@@ -75,6 +75,14 @@ class HeldBlock:
     def after(self, mid: int) -> list[BrokerMessage]:
         """Return the messages with a higher mid, ascending."""
         return [message for message in self.messages[bisect_right(self.mids, mid) :] if message is not None]
+
+    def mids_between(self, mid: int, limit: int) -> array[int]:
+        """Return the mids of messages that are higher than ``mid`` and not higher than ``limit``, ascending."""
+        start, end = bisect_right(self.mids, mid), bisect_right(self.mids, limit)
+        mids = self.mids[start:end]
+        if self.live == len(self.messages):
+            return mids
+        return array("Q", [each for each, message in zip(mids, self.messages[start:end], strict=True) if message is not None])
 
 
 class Held:
@@ -129,21 +137,22 @@ class Held:
         firsts = self._firsts
         return 0 if len(firsts) == 1 or mid < firsts[1] else bisect_right(firsts, mid) - 1
 
-    def remove(self, mid: int) -> None:
-        """Remove a message that the queue no longer holds."""
+    def remove(self, mid: int) -> BrokerMessage | None:
+        """Remove a message that the queue no longer holds. Return the message, or None if the queue does not hold it."""
         firsts = self._firsts
         index = 0 if len(firsts) == 1 or mid < firsts[1] else bisect_right(firsts, mid) - 1
         block = self._blocks[index]
         mids, messages = block.mids, block.messages
         place = bisect_left(mids, mid)  # as HeldBlock.place_of does; a call costs more
-        if place == len(messages) or mids[place] != mid or messages[place] is None:
-            return
+        if place == len(messages) or mids[place] != mid or (message := messages[place]) is None:
+            return None
         messages[place] = None
         block.live -= 1
         if self.copy is not None and mid <= self.copy.passed_mid:
             self.copy.removed.append(mid)
         if not block.live and (len(firsts) > 1 or len(messages) >= BLOCK_MESSAGES):
             self._drop(index)
+        return message
 
     def _drop(self, index: int) -> None:
         """Drop a block without messages; the last one becomes empty."""
@@ -172,6 +181,18 @@ class Held:
             if found := self._blocks[index].after(mid):
                 return found
         return []
+
+    def mids_between(self, mid: int, limit: int) -> array[int]:
+        """Return the mids of the next messages that are higher than ``mid`` and not higher than ``limit``, ascending.
+
+        An empty array means that there are none.
+        """
+        for index in range(self._index(mid), len(self._blocks)):
+            if self._firsts[index] > limit:
+                break
+            if found := self._blocks[index].mids_between(mid, limit):
+                return found
+        return array("Q")
 
     def __len__(self) -> int:
         return sum([block.live for block in self._blocks])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from bascule.broker.branches import ROLLBACKS, Branch
@@ -24,7 +24,6 @@ from bascule.journal.records import (
     Op,
     Send,
     SendFlag,
-    StoredSend,
     decode_ack,
     decode_count,
     decode_header,
@@ -71,11 +70,12 @@ class Loader:
         self.fence = Fence(violations=violations)
         self.offsets = OffsetMap()
         self.announced = LoadingViolation.UNANNOUNCED_SNAPSHOTS_COUNT in violations  # only an announced snapshot counts
-        self._live: dict[int, dict[int, BrokerMessage]] = {}  # queue id -> mid -> message
+        self._queues = engine.addresses.queues  # their ``held`` has the live messages; all else is filled in at the end
         self._counts: dict[int, dict[int, int]] = {}
         self._wanted = WantedMessages(() if snapshot is None else snapshot.stored)
         self._old_fence = Fence(sequence=-1, violations=violations)
         self._sizes: dict[int, int] = {}  # messages of the same size share one integer object
+        self._size = -1  # of the last message
         self._delayed: dict[int, int] = {}  # mid -> when the message may be delivered
         self.first_offset = 0
         if snapshot is not None:
@@ -110,7 +110,8 @@ class Loader:
             raise DamagedRecord(f"message {mid} of snapshot {snapshot.id} is not in the store")
         decode_header(value)
         _, start, end = next(entries(value))
-        self._hold(mid, decode_stored(value, start, end), self._wanted.stored.pop(mid, ()))
+        flags, priority, expiry_ms, delivery_time_ms, start, end = decode_stored(value, start, end)
+        self._hold(mid, value[start:end], flags, priority, expiry_ms, delivery_time_ms, self._wanted.stored.pop(mid, ()))
         self._deliveries.next_position = mid + 1
 
     def _described(self, content: dict[str, Any]) -> BrokerQueue:
@@ -118,7 +119,6 @@ class Loader:
 
     def _add(self, queue: BrokerQueue) -> BrokerQueue:
         self.engine.addresses.add(queue)
-        self._live[queue.id] = {}
         self._counts[queue.id] = {}
         return queue
 
@@ -161,54 +161,70 @@ class Loader:
         found = stored_sends(value, first, wanted)
         if LoadingViolation.UNWANTED_MESSAGES_NOT_COUNTED in self._violations:
             found = list(zip(range(first, first + len(found)), (stored for _, stored in found), strict=True))
-        held = [self._message(mid, stored, queue_ids) for mid, stored in found if (queue_ids := wanted.pop(mid, None)) is not None]
-        if held := [message for message in held if message.references]:
-            self._bodies.hold_loaded(held)
+        held: list[BrokerMessage] = []
+        starts: list[int] = []  # of the bodies, in the value
+        for mid, (flags, priority, expiry_ms, delivery_time_ms, start, end) in found:
+            queue_ids = wanted.pop(mid, None)
+            if queue_ids is not None:
+                group = stored_group(flags, value[start:end]) if flags & SendFlag.GROUPED else None
+                message = self._message(mid, end - start, priority, expiry_ms, group)
+                self._take(message, delivery_time_ms, queue_ids)
+                if message.references:
+                    held.append(message)
+                    starts.append(start)
+        if held:
+            self._bodies.hold_loaded(held, value, starts)
         if found:
             self._deliveries.next_position = found[-1][0] + 1
         self._wanted.missing.extend(wanted)
 
-    def _hold(self, mid: int, stored: StoredSend, queue_ids: tuple[int, ...]) -> None:
-        """Hold a message, and count it."""
-        message = self._message(mid, stored, queue_ids)
+    def _hold(
+        self, mid: int, body: bytes, flags: int, priority: int, expiry_ms: int, delivery_time_ms: int, queue_ids: tuple[int, ...]
+    ) -> None:
+        """Hold a message in its queues, and count it."""
+        message = self._message(mid, len(body), priority, expiry_ms, stored_group(flags, body) if flags & SendFlag.GROUPED else None)
+        message.body = body
+        self._take(message, delivery_time_ms, queue_ids)
         if message.references:
-            self._bodies.hold(message, loading=True)
+            self._bodies.hold(message, for_long=True)
 
-    def _message(self, mid: int, stored: StoredSend, queue_ids: tuple[int, ...]) -> BrokerMessage:
-        """Return a message that is live in its queues, if these exist."""
-        flags, priority, expiry_ms, delivery_time_ms, body = stored
-        group = stored_group(flags, body) if flags & SendFlag.GROUPED else None
-        message = BrokerMessage(body, priority if priority < PRIORITY_MAX else PRIORITY_MAX, expiry_ms, group)
+    def _message(self, mid: int, size_bytes: int, priority: int, expiry_ms: int, group: str | None) -> BrokerMessage:
+        """Return a message whose body has a size, without the body."""
+        message = BrokerMessage(b"", priority if priority < PRIORITY_MAX else PRIORITY_MAX, expiry_ms, group)
+        message.body = None
         message.mid, message.durable = mid, True
-        message.size_bytes = self._sizes.setdefault(message.size_bytes, message.size_bytes)
-        if delivery_time_ms and not any(mid in self._counts.get(queue_id, ()) for queue_id in queue_ids):
-            self._delayed[mid] = delivery_time_ms
+        if size_bytes != self._size:
+            self._size = self._sizes.setdefault(size_bytes, size_bytes)
+        message.size_bytes = self._size
         # Messages arrive here in the order of their mids. A number of its own would take 32 bytes for each message.
         message.position = mid
-        for queue_id in queue_ids:
-            live = self._live.get(queue_id)
-            if live is not None:
-                live[mid] = message
-                message.references += 1
         return message
+
+    def _take(self, message: BrokerMessage, delivery_time_ms: int, queue_ids: tuple[int, ...]) -> None:
+        """Hold a message in its queues, if these exist."""
+        mid = message.mid
+        if delivery_time_ms and not any(mid in self._counts.get(queue_id, ()) for queue_id in queue_ids):
+            self._delayed[mid] = delivery_time_ms
+        for queue_id in queue_ids:
+            queue = self._queues.get(queue_id)
+            if queue is not None:
+                queue.held.add(message)
+                message.references += 1
 
     def _send(self, mid: int, send: Send) -> None:
         if send.duplicate_ids:
             self.engine.windows.window(send.address).admit_stored(send.duplicate_ids, send.timestamp_ms)
         if not send.flags & SendFlag.PIPELINES_ONLY:
-            self._hold(mid, (send.flags, send.priority, send.expiry_ms, send.delivery_time_ms, send.body), send.queues)
+            self._hold(mid, send.body, send.flags, send.priority, send.expiry_ms, send.delivery_time_ms, send.queues)
             self._deliveries.next_position = mid + 1
 
     def _apply(self, op: int, value: bytes, start: int, end: int) -> None:
         engine = self.engine
         if op == Op.ACK:
             queue_id, mids = decode_ack(value, start, end)
-            live, known = self._live.get(queue_id, {}), self._counts.get(queue_id, {})
-            for mid in mids:
-                known.pop(mid, None)
-                message = live.pop(mid, None)
-                if message is not None:
-                    self._release(message)
+            acknowledged_in = self._queues.get(queue_id)
+            if acknowledged_in is not None:
+                self._acknowledge(acknowledged_in, mids)
         elif op == Op.COUNT:
             if LoadingViolation.DELIVERY_COUNTS_FORGOTTEN not in self._violations:
                 self._count(*decode_count(value, start, end))
@@ -246,6 +262,15 @@ class Loader:
         else:
             raise DamagedRecord(f"entry at byte {start}: unknown operation {op}")
 
+    def _acknowledge(self, queue: BrokerQueue, mids: Iterable[int]) -> None:
+        known, held = self._counts[queue.id], queue.held
+        for mid in mids:
+            if known:
+                known.pop(mid, None)
+            message = held.remove(mid)
+            if message is not None:
+                self._release(message)
+
     def _count(self, queue_id: int, counts: Iterable[tuple[int, int]]) -> None:
         """Apply failed deliveries. The delay of these messages has ended in all their queues."""
         known = self._counts.get(queue_id)
@@ -260,13 +285,13 @@ class Loader:
             self._delayed.pop(message.mid, None)
 
     def _delete(self, queue_id: int) -> None:
-        queue = self.engine.addresses.queues.get(queue_id)
+        queue = self._queues.get(queue_id)
         if queue is not None:
             queue.deleted = True
             self.engine.addresses.remove(queue)
-        self._counts.pop(queue_id, None)
-        for message in self._live.pop(queue_id, {}).values():
-            self._release(message)
+            self._counts.pop(queue_id)
+            for message in queue.held:
+                self._release(message)
 
     def finish(self) -> None:
         """Fill the queues after all records up to the epoch's start are applied. Raises DamagedRecord if message bodies are missing."""
@@ -274,34 +299,39 @@ class Loader:
             name = self.snapshot and self.snapshot.id
             raise DamagedRecord(f"{len(missing)} messages of snapshot {name} are not in the journal: {missing[:3]}…")
         engine = self.engine
-        self._give_to_branches()
+        received = self._give_to_branches()
         delayed: dict[BrokerMessage, list[BrokerQueue]] = {}
-        now_ms = engine.clock()
-        for queue_id, live in self._live.items():
-            queue = engine.addresses.queues[queue_id]
-            counts, due_ms = self._counts[queue_id], self._delayed
-            for mid, message in live.items():
-                message.references -= 1  # the reference was counted while loading; hold() counts it for good
-                queue.hold(message)
-                # A standby may have read the record long ago: a message that has become due since then may have been delivered.
-                if due_ms and due_ms.get(mid, 0) > now_ms:
-                    delayed.setdefault(message, []).append(queue)
-                    continue
-                queue.add(message)
-                if message.expiry_ms:
-                    engine.watch_expiry(queue, message.expiry_ms)
-                if mid in counts:
-                    queue.counts[message.position] = counts[mid]
-            live.clear()
-            # A reserved message that still waits may have been delivered before the crash.
-            queue.recovered_mid = queue.reserving_mid = queue.reserved_mid
+        for queue in self._queues.values():
+            self._fill(queue, received.get(queue.id, frozenset()), delayed)
         for message, queues in delayed.items():
             engine.delay(message, queues, self._delayed[message.mid])
         self.engine.confirmed_ingress = dict(self.engine.ingress_positions)
         plain_until_ms = -1 if self.snapshot is None else self.snapshot.plain_until_ms
         engine.windows.plain_until_ms = engine.windows.expire_ms() if plain_until_ms < 0 else plain_until_ms
-        self._live.clear()
         self._counts.clear()
+
+    def _fill(self, queue: BrokerQueue, received: Set[int], delayed: dict[BrokerMessage, list[BrokerQueue]]) -> None:
+        """Let the messages that a queue holds wait for consumers, except those that branches have ``received``.
+
+        A message whose delay has not ended is added to ``delayed``.
+        """
+        counts, due_ms, now_ms = self._counts[queue.id], self._delayed, self.engine.clock()
+        for message in queue.held:
+            mid = message.mid
+            queue.count_held(message)
+            if received and mid in received:
+                continue
+            # A standby may have read the record long ago: a message that has become due since then may have been delivered.
+            if due_ms and due_ms.get(mid, 0) > now_ms:
+                delayed.setdefault(message, []).append(queue)
+                continue
+            queue.add(message)
+            if message.expiry_ms:
+                self.engine.watch_expiry(queue, message.expiry_ms)
+            if counts and mid in counts:
+                queue.counts[message.position] = counts[mid]
+        # A reserved message that still waits may have been delivered before the crash.
+        queue.recovered_mid = queue.reserving_mid = queue.reserved_mid
 
     def _branch_ended(self, ended: Ended) -> None:
         if LoadingViolation.BRANCH_ENDS_PASSED_OVER in self._violations:
@@ -312,20 +342,24 @@ class Loader:
                 self._count(queue_id, ((mid, count + 1) for mid, count in counts))
         self.engine.branches.over(ended, self.fence.sequence)
 
-    def _give_to_branches(self) -> None:
-        """Give the messages that prepared branches have received back to the branches, as before the crash."""
+    def _give_to_branches(self) -> dict[int, set[int]]:
+        """Give the messages that prepared branches have received back to the branches, as before the crash. Return their mids by queue."""
+        received: dict[int, set[int]] = {}
         if LoadingViolation.BRANCHES_LOADED_EMPTY in self._violations:
-            return
+            return received
         for branch in self.engine.branches.prepared.values():
             for queue_id, counts in branch.taken():
-                queue = self.engine.addresses.queues.get(queue_id)
+                queue = self._queues.get(queue_id)
+                if queue is None:
+                    continue  # the queue was deleted meanwhile
+                mids = received.setdefault(queue_id, set())
                 for mid, count in counts:
-                    message = self._live.get(queue_id, {}).pop(mid, None)
-                    if queue is None or message is None:
-                        continue  # the queue was deleted meanwhile
+                    message = queue.held.get(mid)
+                    if message is None or mid in mids:
+                        continue
+                    mids.add(mid)
                     self._delayed.pop(mid, None)
-                    message.references -= 1
-                    queue.hold(message)
                     queue.counts[message.position] = count
                     branch.acks.append((queue, message))
                     branch.queues[queue] = None
+        return received

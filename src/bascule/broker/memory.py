@@ -58,7 +58,7 @@ BLOCK_AT: Final = 0.8
 FREE_AT: Final = 0.75
 #: Share of the limit that one part may use, so that no single part keeps producers blocked.
 BODIES_SHARE: Final = 0.25
-LOADED_BODIES_SHARE: Final = 0.015625  # of bodies that a starting broker loads; the first messages are delivered first
+FIRST_BODIES_SHARE: Final = 0.015625  # of the first bodies of a queue, and of those of a start: messages behind them wait for long
 TRANSACTIONS_SHARE: Final = 0.25
 BRANCHES_SHARE: Final = 0.25
 SELECTORS_SHARE: Final = 0.125
@@ -102,9 +102,9 @@ class MemoryAccount:
 
     __slots__ = (
         "_freeing", "_measured", "_measured_bytes", "_waiting", "actions_max", "begin", "block_at_bytes", "blocked", "bodies_bytes",
-        "bodies_max_bytes", "branches_max_bytes", "connections_max_bytes", "credit_max", "entries", "free_at_bytes", "in_flight_max_bytes",
-        "ingress_bytes", "limit_bytes", "loaded_bodies_max_bytes", "messages", "on_change", "plans_bytes", "producers", "run", "selectors",
-        "shortage", "transactions_bytes", "transactions_max_bytes", "unsettled",
+        "bodies_max_bytes", "branches_max_bytes", "connections_max_bytes", "credit_max", "entries", "first_bodies_max_bytes",
+        "free_at_bytes", "in_flight_max_bytes", "ingress_bytes", "limit_bytes", "messages", "on_change", "plans_bytes", "producers", "run",
+        "selectors", "shortage", "transactions_bytes", "transactions_max_bytes", "unsettled",
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
@@ -134,7 +134,7 @@ class MemoryAccount:
         self.block_at_bytes = int(BLOCK_AT * limit_bytes)
         self.free_at_bytes = int(FREE_AT * limit_bytes)
         self.bodies_max_bytes = int(BODIES_SHARE * limit_bytes)
-        self.loaded_bodies_max_bytes = int(LOADED_BODIES_SHARE * limit_bytes)
+        self.first_bodies_max_bytes = int(FIRST_BODIES_SHARE * limit_bytes)
         self.transactions_max_bytes = int(TRANSACTIONS_SHARE * limit_bytes)
         self.branches_max_bytes = int(BRANCHES_SHARE * limit_bytes)
         self.connections_max_bytes = int(CONNECTIONS_SHARE * limit_bytes)

@@ -34,9 +34,10 @@ def stored_group(flags: int, body: bytes) -> str | None:
 
 
 class BodyOwner(Protocol):
-    """The object that identifies a stored body by its handle."""
+    """The object that identifies a stored body by its handle. The body has ``size_bytes``."""
 
     handle: int
+    size_bytes: int
 
 
 class BodyStore(Protocol):
@@ -48,10 +49,10 @@ class BodyStore(Protocol):
         If the store moves the body, it gives ``owner`` another handle.
         """
 
-    def put_all(self, bodies: Sequence[bytes], owners: Sequence[BodyOwner]) -> int:
-        """Store small bodies together; return the handle of the first one, which the handles of the others follow.
+    def put_all(self, content: bytes, starts: Sequence[int], owners: Sequence[BodyOwner]) -> int:
+        """Store small bodies, which begin at ``starts`` in ``content``, ascending; return the handle of the first one.
 
-        Raises OSError, and stores nothing, if there is no room.
+        The handles of the others follow. Raises OSError, and stores nothing, if there is no room.
         """
 
     def get(self, handle: int, size_bytes: int) -> bytes:
@@ -109,15 +110,16 @@ class Bodies:
         """Return the cost of reading a message's body, in steps of about a microsecond."""
         return message.size_bytes // STORED_BYTES_PER_STEP if message.body is None else 0
 
-    def hold(self, message: BrokerMessage, *, loading: bool = False) -> None:
+    def hold(self, message: BrokerMessage, *, for_long: bool = False) -> None:
         """Count a message that a queue took, and move its body to the store if memory is short.
 
-        ``loading``: the broker loads its state. Then less memory is used, because most messages of a deep queue wait for long.
+        ``for_long``: the message waits for long, because the broker loads its state, or many other messages are before it. Then less memory
+        is used.
         """
         account, size = self.account, message.size_bytes
         account.messages += 1
         account.entries += message.references
-        most = account.loaded_bodies_max_bytes if loading else account.bodies_max_bytes
+        most = account.first_bodies_max_bytes if for_long else account.bodies_max_bytes
         short = account.bodies_bytes + size > most or account.blocked
         body, store = message.body, self.store
         if short and store is not None and body is not None:
@@ -131,24 +133,30 @@ class Bodies:
                 return
         account.bodies_bytes += size
 
-    def hold_loaded(self, messages: list[BrokerMessage]) -> None:
-        """Count messages that a load has found in one record, as ``hold`` does with ``loading``. Bodies are stored together if possible."""
+    def hold_loaded(self, messages: list[BrokerMessage], content: bytes, starts: list[int]) -> None:
+        """Count messages whose bodies begin at ``starts`` in a record that a load has read, as ``hold`` does with ``for_long``.
+
+        Bodies are stored together if possible.
+        """
         account, store = self.account, self.store
         size_bytes = sum([message.size_bytes for message in messages])
-        fits = account.bodies_bytes + size_bytes <= account.loaded_bodies_max_bytes and not account.blocked
+        fits = account.bodies_bytes + size_bytes <= account.first_bodies_max_bytes and not account.blocked
         if store is None or fits or size_bytes >= STORED_TOGETHER_BYTES:
-            for message in messages:
-                self.hold(message, loading=True)
+            for message, start in zip(messages, starts, strict=True):
+                message.body = content[start : start + message.size_bytes]
+                self.hold(message, for_long=True)
             return
         account.messages += len(messages)
         account.entries += sum([message.references for message in messages])
         try:
-            handle = store.put_all([message.body for message in messages if message.body is not None], messages)
+            handle = store.put_all(content, starts, messages)
         except OSError:
+            for message, start in zip(messages, starts, strict=True):
+                message.body = content[start : start + message.size_bytes]
             account.bodies_bytes += size_bytes  # the bodies stay, as in ``hold``
             return
         for message in messages:
-            message.handle, message.body = handle, None
+            message.handle = handle
             handle += 1
         self.stored_bytes += size_bytes
 

@@ -223,10 +223,14 @@ class BrokerQueue:
             self.incoming -= 1
             self.incoming_bytes -= message.size_bytes
         message.references += 1
-        self.held_messages += 1
-        self.held_bytes += message.size_bytes
+        self.count_held(message)
         if self.durable and message.mid >= 0:
             self.held.add(message)
+
+    def count_held(self, message: BrokerMessage) -> None:
+        """Count a message that the queue holds, for its limits and groups."""
+        self.held_messages += 1
+        self.held_bytes += message.size_bytes
         if message.group is not None and self.groups is None:
             self.groups = Groups(self.ready, self.takers)
 

@@ -120,7 +120,12 @@ def _packed(numbers: Sequence[int]) -> Iterator[bytes]:
     """Pack numbers in parts, since one call for a million numbers would take too long."""
     for start in range(0, len(numbers), PACKED_NUMBERS):
         part = numbers[start : start + PACKED_NUMBERS]
-        yield struct.pack(f">{len(part)}Q", *part)
+        if isinstance(part, array):
+            if sys.byteorder == "little":
+                part.byteswap()
+            yield part.tobytes()
+        else:
+            yield struct.pack(f">{len(part)}Q", *part)
 
 
 def queues_of(data: bytes) -> list[tuple[int, str, str]]:

@@ -127,8 +127,9 @@ class Send(NamedTuple):
     body: bytes
 
 
-#: Flags, priority, expiry time, delivery time and body of a SEND entry: see Send. A plain tuple, since a load has a million of them.
-StoredSend = tuple[int, int, int, int, bytes]
+#: Flags, priority, expiry time and delivery time of a SEND entry, and where its body begins and ends in the record: see Send. A
+#: plain tuple, since a load has a million of them.
+StoredSend = tuple[int, int, int, int, int, int]
 #: Parts of a SEND entry that few messages have.
 _RARE_PARTS: Final = SendFlag.DIVERTS | SendFlag.SOURCE
 
@@ -326,8 +327,7 @@ def decode_stored(value: bytes, start: int, end: int) -> StoredSend:
     except struct.error as error:
         raise DamagedRecord(f"send entry at byte {start}: {error}") from error
     if flags & _RARE_PARTS:
-        body = decode_send(value, start, end).body
-        return flags, priority, expiry_ms, delivery_time_ms, body
+        return flags, priority, expiry_ms, delivery_time_ms, end - len(decode_send(value, start, end).body), end
     position = start + _SEND.size + address_size + 4 * queue_count
     if flags & SendFlag.DUPLICATE_ID:
         position += DIGEST_SIZE
@@ -335,7 +335,7 @@ def decode_stored(value: bytes, start: int, end: int) -> StoredSend:
         position += DIGEST_SIZE
     if position > end:
         raise DamagedRecord(f"send entry at byte {start} extends beyond its end")
-    return flags, priority, expiry_ms, delivery_time_ms, value[position:end]
+    return flags, priority, expiry_ms, delivery_time_ms, position, end
 
 
 def stored_sends(value: bytes, first: int, wanted: Container[int]) -> list[tuple[int, StoredSend]]:
@@ -359,7 +359,7 @@ def stored_sends(value: bytes, first: int, wanted: Container[int]) -> list[tuple
                 start += DIGEST_SIZE
             if start > end:
                 break
-            found.append((mid, (flags, priority, expiry_ms, delivery_time_ms, value[start:end])))
+            found.append((mid, (flags, priority, expiry_ms, delivery_time_ms, start, end)))
         mid += 1
         position = end
     for op, start, end in entries(value, position):  # from the first unusual entry on

@@ -36,11 +36,16 @@ LOADED_AT_ONCE = 100
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """Switch the garbage collector off. The loaded objects live long and have no cycles; collecting would take a third of the time."""
+    """Switch the garbage collector off, and freeze all objects at the end.
+
+    The loaded objects live long and have no cycles. To collect while they are loaded would take a third of the time. Without the freeze,
+    the first collections would examine all of them: a third of a second for a million messages.
+    """
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         gc.enable()
 
 
@@ -88,6 +93,7 @@ class Following:
         """Stop following."""
         self._effects.over.set()
         await asyncio.wait([self.loader])
+        self._effects.unfreeze()
         if not self.loader.cancelled():
             self.loader.exception()  # otherwise asyncio reports an error that nobody retrieved
         self._executor.shutdown(wait=False)
@@ -107,6 +113,7 @@ class _Effects:
         self._reader: PartitionReader | None = None
         self._position = -1
         self._loading = False  # in ``bulk``: the records are in Kafka already
+        self._frozen = False  # the objects of a load are frozen: see ``_collector_off``
         self._heard_s = time.monotonic()  # when the last record arrived, a client was made, or no record was expected
 
     def now_s(self) -> float:
@@ -176,12 +183,21 @@ class _Effects:
     @contextmanager
     def bulk(self) -> Iterator[None]:
         """Switch the garbage collector off, and take records as they come."""
-        self._loading = True
+        if self._frozen:  # an earlier load was in vain, and its engine refers to itself
+            self.unfreeze()
+            gc.collect()
+        self._loading = self._frozen = True
         try:
             with _collector_off():
                 yield
         finally:
             self._loading = False
+
+    def unfreeze(self) -> None:
+        """Let the garbage collector examine the objects of the load, which may be garbage now."""
+        if self._frozen:
+            self._frozen = False
+            gc.unfreeze()
 
     def note(self, severity: Severity, event: str, detail: str) -> None:
         """Write to the log."""

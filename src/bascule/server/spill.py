@@ -28,8 +28,12 @@ SEGMENTS_MIN: Final = 16
 SHORT_AT, ENOUGH_AT, ENOUGH_FREE = 0.9, 0.8, 1.25
 #: Bytes that are written at once: a system call for each body would be most of the cost.
 WRITE_BYTES: Final = 256 << 10
+#: Bytes that are read at once if bodies are read in the order of their arrival, as the consumer of a deep queue reads them.
+READ_AHEAD_BYTES: Final = 64 << 10
 #: From this size on, a body is written in later turns of the event loop, in pieces of WRITE_BYTES: to copy and write 64 MiB takes 100 ms.
 LARGE_BYTES: Final = 1 << 20
+#: Bodies that are stored together are written with what lies between them if this is at most so many times their size.
+GAPS_FACTOR: Final = 1.25
 #: Share of `broker.memory_bytes` for bodies that wait to be written. Further large bodies stay in memory; one may always wait.
 WAITING_SHARE: Final = 0.25
 #: Files may be this many times as large as the needed bodies (less if space is short), plus a few segments. If messages leave in the order
@@ -107,6 +111,9 @@ class SpillFiles:
         self.on_waiting: Callable[[], None] | None = None
         self.used_bytes = 0  # size of all files, including unwritten bytes
         self._full = False  # there was no room for the last body
+        self._ahead = b""  # the last bytes that were read from a file, and their place: small bodies are written once
+        self._ahead_number = -1
+        self._ahead_start = 0
 
     def put(self, body: bytes, owner: BodyOwner) -> int:
         """Store ``body`` and return its handle. Raises OSError, and stores nothing, if there is no room."""
@@ -135,21 +142,32 @@ class SpillFiles:
             self._put_large(handle, body)
         return handle
 
-    def put_all(self, bodies: Sequence[bytes], owners: Sequence[BodyOwner]) -> int:
+    def put_all(self, content: bytes, starts: Sequence[int], owners: Sequence[BodyOwner]) -> int:
         """Store bodies that have less than LARGE_BYTES together: a starting broker may store a million of them.
 
-        Return the handle of the first one, which the handles of the others follow. Raises OSError, and stores nothing, if there is no room.
+        The bodies begin at ``starts`` in ``content``, ascending. What lies between them is written too unless it is long, since a copy of
+        each body would cost more. Return the handle of the first body, which the handles of the others follow. Raises OSError, and stores
+        nothing, if there is no room.
         """
-        content = b"".join(bodies)
-        segment = self._room_or_report(len(content))
-        handle = self._last_number << _NUMBER_BITS | len(segment.owners)
-        segment.starts.extend(accumulate(map(len, bodies[:-1]), initial=segment.end))
+        sizes = [owner.size_bytes for owner in owners]
+        first, end, size_bytes = starts[0], starts[-1] + sizes[-1], sum(sizes)
+        if end - first > GAPS_FACTOR * size_bytes:
+            content = b"".join([content[start : start + size] for start, size in zip(starts, sizes, strict=True)])
+            starts, first, end = [*accumulate(sizes[:-1], initial=0)], 0, size_bytes
+        segment = self._room_or_report(end - first, writes=True)
+        try:
+            self._write()
+            _write_at(segment, memoryview(content)[first:end], segment.end)
+        except OSError as error:
+            self._report(error)
+            raise
+        handle, moved = self._last_number << _NUMBER_BITS | len(segment.owners), segment.end - first
+        segment.starts.extend([start + moved for start in starts])
         segment.owners.extend(owners)
-        segment.end += len(content)
-        segment.live += len(bodies)
-        segment.live_bytes += len(content)
-        self.used_bytes += len(content)
-        self._unwritten += content
+        segment.end += end - first
+        segment.live += len(owners)
+        segment.live_bytes += size_bytes
+        self.used_bytes += end - first
         return handle
 
     def _put_large(self, handle: int, body: bytes) -> None:
@@ -185,10 +203,13 @@ class SpillFiles:
         body = self._large.pop(handle, None)
         self.waiting_bytes -= 0 if body is None else len(body)
 
-    def _room_or_report(self, size_bytes: int) -> SpillSegment:
-        """Return the segment for ``size_bytes`` more. Log the first error of several in a row. Raises OSError."""
+    def _room_or_report(self, size_bytes: int, *, writes: bool = False) -> SpillSegment:
+        """Return the segment for ``size_bytes`` more. Log the first error of several in a row. Raises OSError.
+
+        ``writes``: the caller writes the bytes at once.
+        """
         try:
-            segment = self._room_for(size_bytes)
+            segment = self._room_for(size_bytes, writes)
         except OSError as error:
             self._report(error)
             raise
@@ -200,9 +221,9 @@ class SpillFiles:
             log.error("message bodies not spilled, they stay in memory", directory=self._directory, error=error)
         self._full = True
 
-    def _room_for(self, size_bytes: int) -> SpillSegment:
+    def _room_for(self, size_bytes: int, writes: bool) -> SpillSegment:
         """Return the segment for ``size_bytes`` more. Raises OSError."""
-        self._check_room(size_bytes)
+        self._check_room(size_bytes, writes)
         segment = self._last
         if segment is None or segment.weight >= self._segment_bytes:
             return self._next_segment()
@@ -215,12 +236,13 @@ class SpillFiles:
         found = os.statvfs(self._directory.parent)
         return found.f_bavail * found.f_frsize - self.waiting_bytes
 
-    def _check_room(self, size_bytes: int) -> None:
+    def _check_room(self, size_bytes: int, writes: bool) -> None:
         if self.used_bytes + size_bytes > self.limit_bytes:
             raise OSError(errno.ENOSPC, f"spill files use {self.used_bytes} bytes; broker.spill_bytes allows {self.limit_bytes}")
         if size_bytes >= LARGE_BYTES and self.waiting_bytes and self.waiting_bytes + size_bytes > WAITING_SHARE * self.memory_bytes:
             raise OSError(errno.EAGAIN, f"{self.waiting_bytes} bytes wait to be written to the spill files")
-        if (size_bytes >= LARGE_BYTES or len(self._unwritten) >= WRITE_BYTES) and (free := self.free_bytes()) < self.free_min_bytes:
+        writes = writes or size_bytes >= LARGE_BYTES or len(self._unwritten) >= WRITE_BYTES
+        if writes and (free := self.free_bytes()) < self.free_min_bytes:
             raise OSError(
                 errno.ENOSPC,
                 f"{free} bytes are free on the disk of the spill files; broker.spill_free_bytes reserves {self.free_min_bytes}",
@@ -252,22 +274,33 @@ class SpillFiles:
 
     def get(self, handle: int, size_bytes: int) -> bytes:
         """Return the body with a handle. Raises OSError."""
-        if (waiting := self._large.get(handle)) is not None:
+        if self._large and (waiting := self._large.get(handle)) is not None:
             return waiting
-        segment = self._segments[handle >> _NUMBER_BITS]
+        number = handle >> _NUMBER_BITS
+        segment = self._segments[number]
         start = segment.starts[handle & _NUMBER_MASK]
+        behind = start - self._ahead_start if number == self._ahead_number else -1
+        if 0 <= behind <= len(self._ahead) - size_bytes and size_bytes < LARGE_BYTES:
+            return self._ahead[behind : behind + size_bytes]
+        written = segment.end
         if segment is self._last:
-            first = start - (segment.end - len(self._unwritten))
-            if first >= 0:
-                return bytes(self._unwritten[first : first + size_bytes])
-        body = os.pread(segment.file, size_bytes, start)
-        if len(body) != size_bytes:
-            raise OSError(f"spill file {segment.path}: read {len(body)} of {size_bytes} bytes at offset {start}")
-        return body
+            written -= len(self._unwritten)
+            if start >= written:
+                return bytes(self._unwritten[start - written : start - written + size_bytes])
+        follows = 0 <= behind <= len(self._ahead) + READ_AHEAD_BYTES
+        wanted = min(READ_AHEAD_BYTES, written - start) if follows and size_bytes < READ_AHEAD_BYTES else size_bytes
+        found = os.pread(segment.file, wanted, start)
+        if len(found) < size_bytes:
+            raise OSError(f"spill file {segment.path}: read {len(found)} of {size_bytes} bytes at offset {start}")
+        if size_bytes >= READ_AHEAD_BYTES:
+            return found
+        self._ahead, self._ahead_number, self._ahead_start = found, number, start
+        return found[:size_bytes]
 
     def free(self, handle: int, size_bytes: int) -> None:
         """Free the body with a handle, which nobody will ask for again."""
-        self._written(handle)
+        if self._large:
+            self._written(handle)
         number = handle >> _NUMBER_BITS
         segment = self._segments[number]
         segment.owners[handle & _NUMBER_MASK] = None
@@ -319,18 +352,12 @@ class SpillFiles:
         for place in range(len(segment.owners)):
             owner = segment.owners[place]
             if owner is not None:
-                handle = owner.handle
-                size_bytes = self._size_of(segment, place)
+                handle, size_bytes = owner.handle, owner.size_bytes
                 owner.handle = self.put(self.get(handle, size_bytes), owner)
                 self.free(handle, size_bytes)
                 yield COPY_STEPS + size_bytes // BYTES_PER_STEP
             elif not place % PLACES_PER_PIECE:
                 yield COPY_STEPS
-
-    @staticmethod
-    def _size_of(segment: SpillSegment, place: int) -> int:
-        starts = segment.starts
-        return (starts[place + 1] if place + 1 < len(starts) else segment.end) - starts[place]
 
     def close(self) -> None:
         """Delete all files."""

@@ -71,3 +71,23 @@ def test_spilled_message_is_selected_delivered_and_dead_lettered(bench: Bench, s
     bench.broker.settle()
     assert bench.waiting(bench.queue("DLQ")) == ["red"]
     assert len(store.bodies) == 1
+
+
+def test_bodies_behind_the_first_messages_of_a_queue_are_spilled_before_memory_is_short(bench: Bench, store: Store) -> None:
+    bench.engine.bodies.store, bench.engine.memory.first_bodies_max_bytes = store, 3 * len(bench.encode(0))
+    bench.fill(*range(9))
+    assert [message.body is None for message in bench.queue().ready] == [False] * 4 + [True] * 5
+    bench.fill("other queue", to="other")
+    assert [message.body is None for message in bench.queue("other").ready] == [False]
+    assert bench.got(bench.consumer()) == [*range(9)]
+
+
+def test_body_stays_in_memory_if_one_of_its_subscriptions_delivers_it_soon(bench: Bench, store: Store) -> None:
+    bench.engine.bodies.store, bench.engine.memory.first_bodies_max_bytes = store, 3 * len(bench.encode(0))
+    deep = bench.subscription("deep")
+    bench.fill(*range(9), to="t")
+    short = bench.subscription("short")
+    bench.fill("last", to="t")
+    (message,) = short.ready
+    assert message.body is not None
+    assert bench.waiting(deep) == [*range(9), "last"]

@@ -53,7 +53,7 @@ def test_snapshot_of_a_deep_queue_is_collected_in_short_turns_and_others_are_ser
         turn(bench)
         assert bench.engine.turns.left > -STEPS  # no piece takes much more than the turn has left
         turns += 1
-    assert turns > MANY // collecting.MESSAGES_PER_STEP // STEPS
+    assert turns > MANY // collecting.MIDS_PER_STEP // STEPS
     bench.broker.settle()
     assert len(loaded(bench)) == MANY
 

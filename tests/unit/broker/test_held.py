@@ -34,6 +34,14 @@ def walked(held: Held) -> list[int]:
     return mids
 
 
+def copied(held: Held, low: int, high: int) -> list[int]:
+    """Return the mids that a snapshot copies, from one piece to the next."""
+    mids: list[int] = []
+    while found := held.mids_between(mids[-1] if mids else low, high):
+        mids += found
+    return mids
+
+
 @given(st.lists(st.integers(0, 30)))
 def test_walk_and_search_find_each_message_while_others_arrive_and_leave(mids: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -42,12 +50,14 @@ def test_walk_and_search_find_each_message_while_others_arrive_and_leave(mids: l
         there: dict[int, BrokerMessage] = {}
         for mid in mids:
             if mid in there:
-                held.remove(mid)
-                del there[mid]
+                assert held.remove(mid) is there.pop(mid)
+                assert held.remove(mid) is None
             else:
                 there[mid] = message(mid)
                 held.add(there[mid])
             assert walked(held) == sorted(there)
+            for low, high in ((-1, 30), (3, 20)):
+                assert copied(held, low, high) == [each for each in sorted(there) if low < each <= high]
             assert {each: held.get(each) for each in range(31) if held.get(each)} == there
             assert len(held) == len(there)
 

@@ -163,7 +163,7 @@ def test_messages_in_the_store_are_skipped_in_short_pieces(bench: Bench) -> None
     assert max(pieces) <= TURN_STEPS // SLICES
     assert len(pieces) >= len(taken.stored)
     done(move.encode())
-    assert [*move.batch] == mids[:1]
+    assert [*move.batch] == list(mids[:1])
 
 
 def test_store_move_search_starts_behind_stored_messages(bench: Bench) -> None:
@@ -176,7 +176,7 @@ def test_store_move_search_starts_behind_stored_messages(bench: Bench) -> None:
     move.skip_stored()
     assert sum(move.choose()) == 0
     done(move.encode())
-    assert [*move.batch] == mids[6:]
+    assert [*move.batch] == list(mids[6:])
 
 
 @pytest.mark.parametrize("ending", [Ending.COMMITTED, Ending.ROLLED_BACK])

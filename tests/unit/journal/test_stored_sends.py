@@ -15,6 +15,7 @@ from bascule.journal.records import (
     Send,
     SendFlag,
     ack_entry,
+    decode_send,
     decode_stored,
     encode_record,
     entries,
@@ -66,6 +67,8 @@ def test_wanted_messages_are_those_that_readers_of_single_entries_find(seed: int
     assert stored_sends(value, FIRST, range(FIRST, FIRST + 100)) == every
     few = {mid for mid, _ in every if mid % 3 == seed % 3}
     assert stored_sends(value, FIRST, few) == [each for each in every if each[0] in few]
+    bodies = [decode_send(value, start, end).body for start, end in sends]
+    assert [value[start:end] for _, (*_, start, end) in every] == bodies
 
 
 @pytest.mark.parametrize("cut", range(1, 60))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextlib import closing
 
 import pytest
@@ -41,3 +43,25 @@ def test_load_continues_with_a_new_client_if_the_old_one_gets_no_records(kafka: 
 
     with closing(following._Effects(PLACE, lambda: pytest.fail("no engine is needed"))) as effects:
         asyncio.run(load())
+
+
+class Engine:
+    """An engine refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_collector_examines_no_loaded_object_until_the_load_was_in_vain(kafka: KafkaInMemory) -> None:
+    with closing(following._Effects(PLACE, lambda: pytest.fail("no engine is needed"))) as effects:
+        with effects.bulk():
+            assert not gc.isenabled()
+            engine = weakref.ref(Engine())
+        assert gc.isenabled()
+        gc.collect()
+        assert engine() is not None, "frozen"
+        with effects.bulk():
+            assert engine() is None, "the engine of a load in vain"
+        assert gc.get_freeze_count()
+        effects.unfreeze()
+        assert not gc.get_freeze_count()

@@ -18,7 +18,7 @@ class Kept:
     """The owner of a body."""
 
     def __init__(self, files: SpillFiles, body: bytes) -> None:
-        self.files, self.body = files, body
+        self.files, self.body, self.size_bytes = files, body, len(body)
         self.handle = -1
         self.handle = files.put(body, self)
 
@@ -289,20 +289,34 @@ def loaded(count: int, size: int, first: int = 0) -> list[BrokerMessage]:
     return messages
 
 
+def record_of(messages: list[BrokerMessage], between: int) -> tuple[bytes, list[int]]:
+    """Take the bodies out of messages. Return a record with the bodies and ``between`` bytes before each, and where the bodies begin."""
+    content, starts = b"", []
+    for message in messages:
+        content += b"-" * between
+        starts.append(len(content))
+        content += message.body or b""
+        message.body = None
+    return content, starts
+
+
+@pytest.mark.parametrize("between", [0, 50])
 @pytest.mark.parametrize("size", [0, 7, 500, 4_000, 700_000])
-def test_loaded_bodies_are_stored_together_and_counted_like_single_ones(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaded_bodies_are_stored_together_and_counted_like_single_ones(
+    size: int, between: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(spill, "SEGMENT_BYTES", 40_000)
     together, single = (Bodies(SpillFiles(tmp_path / name), 1 << 20) for name in ("together", "single"))
     records = [loaded(20, size, 20 * number) for number in range(10)]
     for record in records:
-        together.hold_loaded(record)
+        together.hold_loaded(record, *record_of(record, between))
         for message in loaded(20, size):
-            single.hold(message, loading=True)
+            single.hold(message, for_long=True)
     messages = [message for record in records for message in record]
     assert [together.read(message) for message in messages] == [bytes([number]) * size for number in range(200)]
     counts = [(each.account.messages, each.account.entries, each.stored_bytes + each.memory_bytes) for each in (together, single)]
     assert counts == [(200, 200, 200 * size)] * 2
-    assert together.memory_bytes <= together.account.loaded_bodies_max_bytes
+    assert together.memory_bytes <= together.account.first_bodies_max_bytes
     for message in messages:
         together.release(message)
     assert (together.stored_bytes, together.memory_bytes) == (0, 0)
@@ -311,6 +325,24 @@ def test_loaded_bodies_are_stored_together_and_counted_like_single_ones(size: in
 def test_loaded_bodies_stay_in_memory_if_the_disk_has_no_room(tmp_path: Path) -> None:
     bodies = Bodies(SpillFiles(tmp_path / "bodies", limit_bytes=10_000), 1 << 20)
     record = loaded(30, 1_000)
-    bodies.hold_loaded(record)
+    bodies.hold_loaded(record, *record_of(record, 50))
     assert [bodies.read(message) for message in record] == [bytes([number]) * 1_000 for number in range(30)]
     assert (bodies.stored_bytes, bodies.memory_bytes) == (0, 30_000)
+
+
+def test_bodies_that_are_read_in_the_order_of_their_arrival_need_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = SpillFiles(tmp_path / "bodies")
+    kept = [Kept(files, bytes([number % 256]) * 1_000) for number in range(2_000)]
+    sizes, pread = [], os.pread
+
+    def read(file: int, size_bytes: int, offset: int) -> bytes:
+        sizes.append(size_bytes)
+        return pread(file, size_bytes, offset)
+
+    monkeypatch.setattr(os, "pread", read)
+    assert all(each.whole() for each in kept)
+    assert len(sizes) < 2 * 2_000_000 / spill.READ_AHEAD_BYTES
+    sizes.clear()
+    assert all(each.whole() for each in kept[::-100])
+    assert set(sizes) == {1_000}, "no more is read than one body if the bodies are read in another order"
+    files.close()
