@@ -281,6 +281,10 @@ def test_decision_in_another_schema_is_found_by_a_process_with_another_search_pa
         assert database.decide(asked) == asked
         commit = replace(asked, outcome=Outcome.COMMIT)
         assert earlier.decide(commit) == asked, "a process of the earlier release could still commit"
+        assert database.decisions("shop")[-1] == asked
+        with psycopg.connect(plain.conninfo) as connection:  # a recoverer died before it had stored the ROLLBACK in all tables
+            connection.execute(f"DELETE FROM first.{TABLE} WHERE gtrid = %s", (asked.gtrid.decode(),))
+        assert asked not in database.decisions("shop")
     database.close()
     assert select(plain, "SELECT item FROM payments") == ["one"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -129,10 +130,13 @@ class DecidingDatabase(DatabaseResource[HandleT]):
             self._delete(raw, tables)
             found = [decision for table in tables for decision in table.read(raw, manager)]
             raw.rollback()
-            of_all: dict[bytes, Decision] = {}
+            rollbacks = Counter(each.gtrid for each in found if each.outcome is Outcome.ROLLBACK)
+            stand: dict[bytes, Decision] = {}
             for decision in sorted(found, key=lambda each: each.outcome is not Outcome.COMMIT):
-                of_all.setdefault(decision.gtrid, decision)  # a COMMIT counts, whatever other tables say
-            return list(of_all.values())
+                # A recoverer that has died may have stored a ROLLBACK in some of the tables only: another process could still commit.
+                if decision.outcome is Outcome.COMMIT or rollbacks[decision.gtrid] == len(tables):
+                    stand.setdefault(decision.gtrid, decision)
+            return list(stand.values())
 
     def forget_decisions(self, gtrids: Iterable[bytes]) -> None:
         """See Decides. The rows are deleted at the next recovery, when there are many, or when the manager closes."""
