@@ -35,8 +35,6 @@ WITHOUT_ROW: Final = frozenset(
         "RecoveryViolation.PARTIAL_ROLLBACK_COUNTS",
         "RecoveryViolation.ROLLBACK_BESIDE_SILENCE",
         "RetryViolation.IN_DOUBT_IS_REPEATED",
-        "SenderLineViolation.LOST_STAY",
-        "SenderLineViolation.ORDER_IGNORED",
         "TwoPhaseViolation.INTERRUPT_IS_NO_END",
         "IngressTailViolation.STALE_END_BELIEVED",
         "IngressTailViolation.VIEW_NOT_CHECKED",
