@@ -172,10 +172,10 @@ def ratios(
     figure: Callable[[Mapping[str, Any]], float],
     more_is_better: bool,
 ) -> str:
-    """Return the ratio of the medians of a figure, and its least and greatest value over the rounds.
+    """Return how much better Bascule is by a figure: the ratio of the medians, and the range of the ratios of the rounds.
 
-    ``ours`` and ``theirs`` have the rounds that succeeded for both brokers. The ratio is that of Bascule to Artemis, or of Artemis to
-    Bascule for a figure of which less is better.
+    ``ours`` and ``theirs`` are the rounds of Bascule and of Artemis. Each round succeeded for both brokers. The ratio is Bascule divided by
+    Artemis, or Artemis divided by Bascule if a smaller figure is better. It is "-" if a divisor is 0.
     """
     above, below = (ours, theirs) if more_is_better else (theirs, ours)
     pairs = [(figure(each), figure(other)) for each, other in zip(above, below, strict=True)]

@@ -38,7 +38,7 @@ def start_of_up(directory: Path) -> float:
 
 
 def start_of_broker(kafka: str, directory: Path, number: int) -> float:
-    """Return the seconds until a broker with a journal of its own serves clients."""
+    """Return the seconds until a broker with a new journal serves clients."""
     system = System(kafka, directory, prefix=f"start-{number}")
     begun_s = time.monotonic()
     system.broker.launch()
