@@ -60,7 +60,7 @@ final class Acknowledging extends Suite {
         it("auto.by-a-listener", c -> {
             List<String> got = java.util.Collections.synchronizedList(new ArrayList<>());
             Connection other = c.connect();
-            Queues.listen(other.createSession().createConsumer(c.queue()), got);
+            Listeners.listen(other.createSession().createConsumer(c.queue()), got);
             c.send(c.queue(), "0", "1");
             Case.until("two messages", () -> got.size() == 2);
             other.close();

@@ -45,8 +45,9 @@ public final class Conformance {
     }
 
     static List<Suite> suites() {
-        return List.of(new Bodies(), new Conversions(), new Headers(), new Properties(), new Selectors(), new Queues(), new Topics(),
-                new Acknowledging(), new Transactions(), new Delivery(), new Connections(), new Simplified(), new Large());
+        return List.of(new Bodies(), new Conversions(), new Headers(), new Properties(), new Selectors(), new Queues(), new Listeners(),
+                new Browsers(), new Topics(), new Wildcards(), new Acknowledging(), new Transactions(), new Delivery(), new Connections(),
+                new Simplified(), new Large());
     }
 
     final Map<String, String> options;

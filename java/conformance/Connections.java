@@ -140,7 +140,7 @@ final class Connections extends Suite {
         it("start.stop-holds-up-listeners", c -> {
             Connection connection = c.connect();
             List<String> got = Collections.synchronizedList(new ArrayList<>());
-            Queues.listen(connection.createSession().createConsumer(c.queue()), got);
+            Listeners.listen(connection.createSession().createConsumer(c.queue()), got);
             c.send(c.queue(), "0");
             Case.until("a message", () -> got.size() == 1);
             connection.stop();
@@ -365,7 +365,7 @@ final class Connections extends Suite {
         it("temporary.browser", c -> {
             TemporaryQueue queue = c.session().createTemporaryQueue();
             c.send(queue, "x");
-            Check.equal(List.of("x"), Queues.browse(c.session().createBrowser(queue)));
+            Check.equal(List.of("x"), Browsers.browse(c.session().createBrowser(queue)));
         });
         it("temporary.transacted", c -> {
             Session session = c.session(Session.SESSION_TRANSACTED);

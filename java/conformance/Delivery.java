@@ -54,7 +54,7 @@ final class Delivery extends Suite {
             send(c, c.queue(), "short", 1);
             c.send(c.queue(), "kept");
             pause(20);
-            Check.equal(List.of("kept"), Queues.browse(c.connect(NO_LOCAL_EXPIRY).createSession().createBrowser(c.queue())));
+            Check.equal(List.of("kept"), Browsers.browse(c.connect(NO_LOCAL_EXPIRY).createSession().createBrowser(c.queue())));
         });
         it("expiry.while-prefetched-is-not-given-to-the-application", c -> {
             Connection connection = c.keep(c.factory().createConnection());
@@ -125,9 +125,9 @@ final class Delivery extends Suite {
         });
         it("delay.not-visible-to-browsers", c -> {
             long sent = delayed(c, c.tools(), c.queue(), "x", DELAY_MS);
-            List<String> seen = Queues.browse(c.session().createBrowser(c.queue()));
+            List<String> seen = Browsers.browse(c.session().createBrowser(c.queue()));
             Check.that(seen.isEmpty() || isTime(sent), "it was visible before its time");
-            Case.until("the message to be visible", () -> Queues.browse(c.session().createBrowser(c.queue())).equals(List.of("x")));
+            Case.until("the message to be visible", () -> Browsers.browse(c.session().createBrowser(c.queue())).equals(List.of("x")));
         });
         it("delay.delivery-time-is-told-to-sender-and-receiver", c -> {
             MessageProducer producer = c.tools().createProducer(c.queue());

@@ -117,7 +117,7 @@ class QpidPeer:
         return Connection(self, name, name, given)
 
     def call(self, command: str, *, timeout_s: float = CALL_TIMEOUT_S, as_: str | None = None, **fields: Any) -> Any:
-        """Send a command and return its answer (java/Tool.java lists them). Raises JmsError, PeerDied, TimeoutError."""
+        """Send a command and return its answer (java/tool/Tool.java lists them). Raises JmsError, PeerDied, TimeoutError."""
         return self.submit(command, as_=as_, **fields).result(timeout_s)
 
     def submit(self, command: str, *, as_: str | None = None, **fields: Any) -> Future[Any]:

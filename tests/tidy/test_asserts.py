@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.statements import statements
+
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("test_*.py"))
 #: Functions whose result is not empty if their arguments are not.
@@ -51,7 +53,7 @@ def asserts(body: Sequence[ast.stmt], sure: bool = True) -> Iterator[bool]:
 
 def passing_unseen(source: str) -> list[str]:
     """Yield the tests of a file that contain assertions, but run none if their loops are empty."""
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in statements(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     # Among the many examples that Hypothesis generates, some have non-empty loops.
     once = [node for node in functions if not any(ast.unparse(each).startswith("given(") for each in node.decorator_list)]
     tests = [(node.name, list(asserts(node.body))) for node in once if node.name.startswith("test_")]

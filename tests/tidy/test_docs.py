@@ -14,6 +14,7 @@ import typer.main
 
 from bascule.cli.main import app
 from tests.examples.pages import ROOT, pages
+from tests.support.statements import statements
 
 DOCS = ROOT / "docs"
 #: Paths of a single machine, and pages outside of this repository.
@@ -186,7 +187,7 @@ def functions(file: Path) -> set[str]:
         return set()
     tree = ast.parse(file.read_bytes())
     imported = {each.name for node in tree.body if isinstance(node, ast.ImportFrom) for each in node.names if each.name.startswith("test_")}
-    return imported | {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return imported | {node.name for node in statements(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def test_the_module_map_has_every_package() -> None:
