@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (
     AclOperation,
-    AdminClient,
     AlterConfigOpType,
     ClusterMetadata,
     ConfigEntry,
@@ -38,11 +37,8 @@ REACH_TIMEOUT_S = 10.0
 VISIBLE_PAUSE_S = 0.02
 #: A Kafka node lists a topic after it has created the logs of all earlier topics, which takes a minute on a busy machine.
 VISIBLE_TIMEOUT_S = 120.0
-#: A broker that Kafka has fenced returns with its next heartbeat (broker.heartbeat.interval.ms, 2 s by default).
-FENCED_PAUSE_S = 0.5
 #: The controller writes this if no broker is live. It uses the same error code for a replication factor that is too large.
 _FENCED = "currently fenced"
-_CHANGE: Mapping[str, Any] = {"operation_timeout": ADMIN_TIMEOUT_S, "request_timeout": ADMIN_TIMEOUT_S}
 #: Errors after which Kafka may have carried out the request.
 _UNANSWERED = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION)
 
@@ -137,21 +133,24 @@ class Topics:
 
         return ask_until(deadline_s, ask)
 
-    def _with_controller(self, timeout_s: float) -> AdminClient:
-        """Return the client when it knows a controller, which receives all requests about topics. Raises Unavailable."""
-        try:
-            self._listed(time.monotonic() + timeout_s)
-        except KafkaException as error:
-            raise Unavailable(f"Kafka does not answer at {self._bootstrap}: {words(error)}") from error
-        return self._admin
+    def _ask_controller(
+        self,
+        timeout_s: float,
+        ask: Callable[[float], T],
+        *,
+        first_s: float = FIRST_ANSWER_S,
+        retriable: Callable[[KafkaError], bool] = passing,
+    ) -> T:
+        """Return the result of ``ask``, which gets the timeout of its request: see ``ask_in_tries``.
 
-    def _ask_controller(self, timeout_s: float, ask: Callable[[float], T]) -> T:
-        """Return the result of ``ask``, which gets the timeout of its request. Find the controller again before each retry.
-
+        The controller receives all requests about topics. Find it before the first request, and again before each retry.
         Raises Unavailable if Kafka does not answer at all, KafkaException.
         """
         deadline_s, found = time.monotonic() + timeout_s, True
-        self._with_controller(timeout_s)
+        try:
+            self._listed(deadline_s)
+        except KafkaException as error:
+            raise Unavailable(f"Kafka does not answer at {self._bootstrap}: {words(error)}") from error
 
         def attempt(answer_s: float) -> T:
             nonlocal found
@@ -160,7 +159,14 @@ class Topics:
             found = False
             return ask(answer_s)
 
-        return ask_in_tries(deadline_s, attempt)
+        return ask_in_tries(deadline_s, attempt, first_s=first_s, retriable=retriable)
+
+    def _change(self, ask: Callable[[float], T], *, retriable: Callable[[KafkaError], bool] = passing) -> T:
+        """Return the result of a change that may be repeated. A request gets all the time: Kafka may be busy with the change.
+
+        Raises KafkaException, Unavailable if Kafka does not answer at all.
+        """
+        return self._ask_controller(ADMIN_TIMEOUT_S, ask, first_s=ADMIN_TIMEOUT_S, retriable=retriable)
 
     def id(self, topic: str, timeout_s: float = ADMIN_TIMEOUT_S) -> str:
         """Return the id of a topic. Raises Unavailable, also if the topic does not exist."""
@@ -211,22 +217,24 @@ class Topics:
         Raises Unavailable, Denied, InvalidInput for a name or setting that Kafka refuses.
         """
         new = NewTopic(topic, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
-        deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
         unanswered = False  # an earlier request may have created the topic
-        while True:
-            admin = self._with_controller(ADMIN_TIMEOUT_S)
+
+        def ask(timeout_s: float) -> bool:
+            nonlocal unanswered
             try:
-                admin.create_topics([new], **_CHANGE)[topic].result()
-            except KafkaException as raised:
-                error = raised.args[0]
-                if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                self._admin.create_topics([new], operation_timeout=timeout_s, request_timeout=timeout_s)[topic].result()
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.TOPIC_ALREADY_EXISTS:
                     return unanswered
-                unanswered = unanswered or error.code() in _UNANSWERED
-                if not (_all_fenced(error) or passing(error)) or time.monotonic() > deadline_s:
-                    raise _not_created(topic, error) from raised
-                time.sleep(FENCED_PAUSE_S)
-            else:
-                return True
+                unanswered = unanswered or code in _UNANSWERED
+                raise
+            return True
+
+        try:
+            return self._change(ask, retriable=lambda error: _all_fenced(error) or passing(error))
+        except KafkaException as error:
+            raise _not_created(topic, error.args[0]) from error
 
     def check_writable(self, topic: str) -> None:
         """Raise Denied if this client may not write to a topic: in a transaction, Kafka would not name the topic. Raises Unavailable."""
@@ -264,7 +272,7 @@ class Topics:
         """Delete topics, in this order, and return when Kafka no longer lists them. Raises Unavailable, Denied."""
         for topic in topics:
             try:
-                self._change(lambda admin, topic=topic: admin.delete_topics([topic], **_CHANGE)[topic].result())  # type: ignore[misc]
+                self._change(partial(self._delete, topic))
             except KafkaException as error:
                 if verdict_of(error.args[0]) is Verdict.DENIED:
                     raise Denied(topic, f"cannot be deleted: {words(error)}") from error
@@ -276,6 +284,9 @@ class Topics:
                     raise Unavailable(f"Kafka still lists topic {topic!r}, which it has deleted")
                 time.sleep(VISIBLE_PAUSE_S)
 
+    def _delete(self, topic: str, timeout_s: float) -> None:
+        self._admin.delete_topics([topic], operation_timeout=timeout_s, request_timeout=timeout_s)[topic].result()
+
     def set(self, topic: str, settings: Mapping[str, str | None]) -> None:
         """Change settings of a topic, None to the default of the cluster; the others stay. Raises Unavailable, Denied."""
         change, reset = AlterConfigOpType.SET, AlterConfigOpType.DELETE
@@ -284,15 +295,11 @@ class Topics:
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
         try:
-            self._change(lambda admin: admin.incremental_alter_configs([resource], request_timeout=ADMIN_TIMEOUT_S)[resource].result())
+            self._change(lambda timeout_s: self._admin.incremental_alter_configs([resource], request_timeout=timeout_s)[resource].result())
         except KafkaException as error:
             if verdict_of(error.args[0]) is Verdict.DENIED:
                 raise Denied(topic, f"cannot be configured: {words(error)}") from error
             raise Unavailable(f"topic {topic!r} cannot be configured: {words(error)}") from error
-
-    def _change(self, ask: Callable[[AdminClient], object]) -> None:
-        """Make a change that may be repeated. Raises KafkaException, Unavailable if Kafka does not answer at all."""
-        ask_until(time.monotonic() + ADMIN_TIMEOUT_S, lambda: ask(self._with_controller(ADMIN_TIMEOUT_S)))
 
     def overrides(self, topic: str) -> dict[str, str]:
         """Return the settings that somebody has set for a topic, without the defaults of the cluster. Raises Unavailable."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from bascule.kafka.errors import passing
 
@@ -26,7 +26,7 @@ LAST_S: Final = 10.0
 LEAST_ANSWER_S: Final = 0.1
 
 
-def ask_until(deadline_s: float, ask: Callable[[], T]) -> T:
+def ask_until(deadline_s: float, ask: Callable[[], T], *, retriable: Callable[[KafkaError], bool] = passing) -> T:
     """Return the result of ``ask``; retry after retriable errors until ``deadline_s`` of the monotonic clock.
 
     Raises KafkaException: an error that is not retriable, or the last error.
@@ -36,20 +36,22 @@ def ask_until(deadline_s: float, ask: Callable[[], T]) -> T:
         try:
             return ask()
         except KafkaException as error:
-            if not passing(error.args[0]) or time.monotonic() + pause_s > deadline_s:
+            if not retriable(error.args[0]) or time.monotonic() + pause_s > deadline_s:
                 raise
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def ask_in_tries(deadline_s: float, ask: Callable[[float], T]) -> T:
+def ask_in_tries(
+    deadline_s: float, ask: Callable[[float], T], *, first_s: float = FIRST_ANSWER_S, retriable: Callable[[KafkaError], bool] = passing
+) -> T:
     """Return the result of ``ask``, which gets the timeout of its request in seconds. Retry as ``ask_until`` does.
 
-    The timeout doubles with each request, and the last request gets all of the time that is left, so that a slow cluster can answer too.
-    If the caller has less than 4 s, the first request is the last one.
+    The first request gets ``first_s``. The timeout doubles with each request, and the last request gets all of the time that is left, so
+    that a slow cluster can answer too. If the caller has less than four times ``first_s``, the first request is the last one.
     Raises KafkaException.
     """
-    answer_s = FIRST_ANSWER_S
+    answer_s = first_s
 
     def attempt() -> T:
         nonlocal answer_s
@@ -58,4 +60,4 @@ def ask_in_tries(deadline_s: float, ask: Callable[[float], T]) -> T:
         answer_s *= 2
         return ask(max(LEAST_ANSWER_S, timeout_s))
 
-    return ask_until(deadline_s, attempt)
+    return ask_until(deadline_s, attempt, retriable=retriable)

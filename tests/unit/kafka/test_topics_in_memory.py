@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from bascule.core.errors import Denied, InvalidInput, Unavailable
 from bascule.core.topics import JournalTopics
@@ -16,6 +16,7 @@ from bascule.kafka.history import TopicHistory, committed_offset
 from bascule.kafka.lineage import PartitionLineage
 from bascule.kafka.log import PartitionReader
 from bascule.kafka.own_topics import DECISIONS, prepare
+from bascule.kafka.retrying import LEAST_ANSWER_S
 from bascule.threads.background import in_background
 from bascule.writer.position import Position
 from tests.support.kafka_in_memory import SETTINGS, KafkaInMemory
@@ -92,7 +93,6 @@ def test_unwritable_topic_is_detected_before_write(kafka: KafkaInMemory) -> None
 
 def test_topic_creation_waits_for_live_broker(kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     fenced = "Unable to replicate the partition 1 time(s): All brokers are currently fenced."
-    monkeypatch.setattr(admin, "FENCED_PAUSE_S", 0.0)
     topics = Topics(SETTINGS)
     kafka.fail("create_topics", KafkaError.INVALID_REPLICATION_FACTOR, 3, reason=fenced)
     assert topics.create("t", 1, {})
@@ -172,10 +172,7 @@ MOVING = (
         "read",
     ],
 )
-def test_admin_request_is_repeated_while_leaders_move(
-    kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch, call: str, ask: Callable[[], object], code: int
-) -> None:
-    monkeypatch.setattr(admin, "FENCED_PAUSE_S", 0.0)
+def test_admin_request_is_repeated_while_leaders_move(kafka: KafkaInMemory, call: str, ask: Callable[[], object], code: int) -> None:
     kafka.create("t")
     kafka.put("t", b"record")
     kafka.fail(call, code)
@@ -257,3 +254,36 @@ def test_change_without_an_answer_is_repeated(kafka: KafkaInMemory) -> None:
     kafka.fail("delete_topics", KafkaError._TIMED_OUT)
     topics.delete(["t"])
     assert "t" not in kafka.topics
+
+
+@pytest.mark.parametrize(
+    ("call", "change"),
+    [
+        ("create_topics", lambda topics: topics.create("new", 1, {})),
+        ("delete_topics", lambda topics: topics.delete(["t"])),
+        ("incremental_alter_configs", lambda topics: topics.set("t", {"retention.ms": "7"})),
+    ],
+    ids=["create", "delete", "set"],
+)
+def test_change_that_kafka_does_not_answer_ends_at_the_time_limit(
+    kafka: KafkaInMemory, monkeypatch: pytest.MonkeyPatch, call: str, change: Callable[[Topics], object]
+) -> None:
+    """A retry gets the time that is left."""
+    begun_s = now_s = 1_000.0
+
+    def pause(seconds_s: float) -> None:
+        nonlocal now_s
+        now_s += seconds_s
+
+    def unanswered(*_: object, request_timeout: float, **__: object) -> None:
+        pause(0.6 * request_timeout)  # the controller ends, and does not return
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    kafka.create("t")
+    topics = Topics(SETTINGS)
+    monkeypatch.setattr(topics._admin, call, unanswered)
+    monkeypatch.setattr("bascule.kafka.retrying.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("bascule.kafka.retrying.time.sleep", pause)
+    with pytest.raises(Unavailable):
+        change(topics)
+    assert now_s - begun_s <= admin.ADMIN_TIMEOUT_S + LEAST_ANSWER_S
