@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import partial
 from ssl import SSLContext
 from typing import Any, Protocol, Self, TypeVar
 
@@ -27,6 +28,7 @@ from bascule.client.thread import JOIN_TIMEOUT_S
 from bascule.client.url import Plan
 from bascule.core.errors import BasculeError, InvalidInput
 from bascule.core.log import get_log
+from bascule.threads.lasting import lasting_task
 
 log = get_log(__name__)
 T = TypeVar("T")
@@ -330,7 +332,8 @@ class AsyncContext:
 
     def _listen(self) -> None:
         if self._listener_task is None:
-            self._listener_task = asyncio.get_running_loop().create_task(self._serve_listeners())
+            failed = partial(self._session.listening_failed, self._task.call, self._on_exception)
+            self._listener_task = lasting_task(self._serve_listeners(), "bascule-listener", on_failure=failed)
 
     async def _serve_listeners(self) -> None:
         session = self._session

@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 from bascule.client.destination import Destination, Queue, TemporaryQueue, TemporaryTopic, Topic
-from bascule.client.errors import ConnectionLost, IllegalState
+from bascule.client.errors import IllegalState
 from bascule.client.links import ConsumerState, Subscription
 from bascule.client.message import Body, Message, SendOptions
 from bascule.client.operation import Operation
@@ -286,14 +287,9 @@ class Context:
 
     def _listen(self) -> None:
         if self._listener_thread is None:
-            self._listener_thread = lasting_thread(self._serve_listeners, "bascule-listener", on_failure=self._listening_failed)
+            failed = partial(self._session.listening_failed, self._thread.call, self._on_exception)
+            self._listener_thread = lasting_thread(self._serve_listeners, "bascule-listener", on_failure=failed)
             self._listener_thread.start()
-
-    def _listening_failed(self, error: BaseException) -> None:
-        """Report the failure of the listener thread to the application and end the connection."""
-        failure = ConnectionLost(f"the listener thread failed: {error!r}")
-        self._thread.call(lambda: self._thread.core.fail(failure))
-        self._session.tell(self._on_exception, failure)
 
     def _serve_listeners(self) -> None:
         session = self._session

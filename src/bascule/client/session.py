@@ -373,6 +373,17 @@ class ClientSession(Sends):
         except Exception:
             log.exception("on_exception failed", told=error)
 
+    def listening_failed(
+        self, call: Callable[[Callable[[], None]], object], on_exception: ExceptionListener | None, error: BaseException
+    ) -> None:
+        """End the connection and report why: the thread or task that calls the listeners has failed.
+
+        ``call`` calls a function with the lock of the API.
+        """
+        failure = ConnectionLost(f"no listener is called any more: {error!r}")
+        call(lambda: self.core.fail(failure))
+        self.tell(on_exception, failure)
+
     # --- acknowledging -----------------------------------------------------------------------------------------------------------
 
     def acknowledge(self, arrived: ReceivedDelivery | None = None) -> None:

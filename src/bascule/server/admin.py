@@ -67,6 +67,7 @@ from bascule.server.reload_pages import ReloadPages
 from bascule.server.sending_messages import without_content
 from bascule.server.status import BrokerRole, BrokerStatus
 from bascule.server.status_metrics import StatusCollector
+from bascule.threads.lasting import end_process, lasting_task
 
 #: Longest wait for HTTP connections when the broker stops.
 STOP_TIMEOUT_S = 1
@@ -432,7 +433,7 @@ class AdminServer:
 
     def start(self) -> None:
         """Start to serve; the event loop must be running."""
-        self._task = asyncio.get_running_loop().create_task(self._server.serve(), name="admin")
+        self._task = lasting_task(self._server.serve(), "admin", on_failure=end_process)
 
     async def stop(self) -> None:
         """Stop serving."""

@@ -12,6 +12,7 @@ from jwt import PyJWK
 from bascule.core.log import get_log
 from bascule.server.key_source import FETCH_S, KeySource, KeySourceUnavailable
 from bascule.threads.background import in_background
+from bascule.threads.lasting import end_process, lasting_task
 
 log = get_log(__name__)
 
@@ -54,7 +55,7 @@ class KeySet:
 
     def start(self) -> None:
         """Begin to read the key set, again and again."""
-        self._task = asyncio.get_running_loop().create_task(self._keep_current(), name="key-set")
+        self._task = lasting_task(self._keep_current(), "key-set", on_failure=end_process)
 
     def read_from(self, source: KeySource) -> None:
         """Read the key set from another source, soon and from then on. The keys stay until then."""
@@ -102,10 +103,14 @@ class KeySet:
             keys = tuple(keys_of(await self._document(), self._algorithms))
             if not keys:
                 raise KeySourceUnavailable("the key set has no public key for broker.oidc.algorithms")
-        except KeySourceUnavailable as error:
+        except Exception as error:  # also if the process can start no thread at the moment
+            expected = isinstance(error, KeySourceUnavailable)
             if not self.failure:
-                log.warning("keys of tokens not read, known keys remain valid", reason=error, keys=len(self._keys))
-            self.failure = str(error)
+                log.warning(
+                    "keys of tokens not read, known keys remain valid", reason=error if expected else repr(error), keys=len(self._keys),
+                    exc_info=None if expected else error,
+                )  # fmt: skip
+            self.failure = str(error) if expected else repr(error)
             return
         if self.failure or [key[:2] for key in keys] != [key[:2] for key in self._keys]:
             log.info("keys of tokens read", keys=len(keys))

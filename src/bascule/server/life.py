@@ -38,6 +38,7 @@ from bascule.server.stalls import StallWatch
 from bascule.server.status_metrics import SendTimesCollector
 from bascule.server.takeover import Takeover
 from bascule.server.websocket import websocket_server
+from bascule.threads.lasting import end_process, lasting_task
 from bascule.threads.process_metrics import ProcessMetrics
 
 if TYPE_CHECKING:
@@ -102,12 +103,12 @@ class BrokerLife(LoopEffects):
     async def run(self) -> None:
         """Run until told to stop. Raises BasculeError."""
         self._node.uncaught.install(self._loop)
-        reports = self._loop.create_task(self._report(), name="service-manager")
+        reports = lasting_task(self._report(), "service-manager", on_failure=end_process)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, None)
         await self._loop.run_in_executor(None, self._ensure_topics)
         watch = self._watch = topics.TopicWatch(self._node.kafka, self._settings)
-        polls = self._loop.create_task(self._poll_audit(), name="audit")
+        polls = lasting_task(self._poll_audit(), "audit", on_failure=end_process)
         collectors = self._collectors()
         admin = self._node.admin = self._admin_server(collectors)
         admin.start()

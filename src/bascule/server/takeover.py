@@ -115,8 +115,10 @@ class Takeover(LoopEffects):
     async def _watch(self, attempt: int, elected: PeerMessage) -> None:
         try:
             await watch(elected.host, elected.port, elected.member, lambda: self._protocol.connected(attempt))
-        except OSError as error:  # TimeoutError is an OSError
+        except Exception as error:  # mostly an OSError. No other one may end the watch either
             log.debug("connection to the elected broker lost", elected=elected.instance, error=repr(error))
+            if not isinstance(error, OSError):
+                log.error("watch of the elected broker failed, will retry", elected=elected.instance, exc_info=error)
             self._protocol.lost(attempt, refused=isinstance(error, ConnectionError))
         else:
             self._protocol.dismissed(attempt)
@@ -142,8 +144,9 @@ class Takeover(LoopEffects):
             removed = await self.off_loop(evict, self._kafka, names.brokers, names.journal, elected.instance, elected.member, timeout_s)
             if not removed:
                 log.info("broker to replace has left the group", instance=elected.instance)
-        except BasculeError as error:
-            log.warning("broker to replace keeps its place until its session ends", instance=elected.instance, reason=error)
+        except Exception as error:  # without the next line, this broker would replace no other one any more
+            reason = error if isinstance(error, BasculeError) else repr(error)
+            log.warning("broker to replace keeps its place until its session ends", instance=elected.instance, reason=reason)
         self._protocol.replaced()
 
     def note(self, severity: Severity, event: str, detail: str, error: Exception | None = None) -> None:

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from bascule.core.errors import Unavailable
+from bascule.threads.lasting import lasting_thread
 from bascule.threads.process_metrics import ProcessMetrics
 
 #: Connections at once: each has a thread. A further one ends the oldest, so that peers that send nothing do not keep Prometheus out.
@@ -104,9 +105,13 @@ class MetricsServer:
             return [f"{line}\n".encode()]
 
         self._server.set_app(answer)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread = lasting_thread(self._server.serve_forever, "metrics", on_failure=self._failed)
         self._thread.start()
         self.port = int(self._server.server_port)
+
+    def _failed(self, _error: BaseException) -> None:
+        """Refuse connections, so that Prometheus and health checks notice the failure: the program goes on without this server."""
+        self._server.server_close()
 
     def close(self) -> None:
         """Stop serving, and end the connections."""

@@ -252,6 +252,37 @@ class SilentSource:
         self._ended.set()
 
 
+class FaultySource:
+    """A source whose first reads raise errors that no source should raise."""
+
+    def __init__(self, document: dict[str, Any], *errors: Exception) -> None:
+        self._document, self._errors = document, list(errors)
+
+    def read(self) -> dict[str, Any]:
+        if self._errors:
+            raise self._errors.pop()
+        return self._document
+
+    def cut(self) -> None:
+        raise AssertionError("a read that ends at once is not cut")
+
+
+def test_key_set_is_read_again_after_any_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(key_set, "READ_INTERVAL_S", 0.01)
+    key = SigningKey("first")
+
+    async def read() -> None:
+        keys = key_set.KeySet(FaultySource({"keys": [key.public]}, RuntimeError("can't start new thread"), KeyError("x")), ("RS256",), 60.0)
+        keys.start()
+        await keys.wait("first", "RS256", 20.0)
+        assert keys.find("first", "RS256")
+        assert keys.failure == ""
+        await keys.stop()
+
+    asyncio.run(read())
+    assert "keys of tokens not read, known keys remain valid reason=KeyError" in caplog.text
+
+
 def test_source_that_is_replaced_while_it_is_read_is_cut_at_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_set, "FETCH_S", 0.05)
     cuts: SimpleQueue[str] = SimpleQueue()

@@ -1,7 +1,8 @@
-"""A thread never fails silently: its owner gets the error, or the process ends with a log line."""
+"""A thread or task never fails silently: its owner gets the error, or the process ends with a log line."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -10,8 +11,9 @@ import threading
 import pytest
 
 from bascule.threads.background import in_background
-from bascule.threads.lasting import EXIT_CODE, lasting_thread
+from bascule.threads.lasting import EXIT_CODE, lasting_task, lasting_thread
 from tests.support.speed import SLOWNESS
+from tests.unit.server.served import run_async
 
 WAIT_S = 30.0 * SLOWNESS
 FAILING = """
@@ -63,6 +65,30 @@ def test_owner_of_failed_thread_receives_its_error(caplog: pytest.LogCaptureFixt
         thread.join(WAIT_S)
     assert [str(error) for error in failures] == ["bad answer"]
     assert "thread failed thread=worker" in caplog.text
+
+
+@run_async
+async def test_owner_of_failed_task_receives_its_error_while_somebody_refers_to_the_task(caplog: pytest.LogCaptureFixture) -> None:
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        raise ValueError("bad answer")
+
+    task = lasting_task(work(), "worker", on_failure=failed.set_result)
+    assert str(await asyncio.wait_for(failed, WAIT_S)) == "bad answer"
+    assert task.get_name() == "worker"
+    assert "task failed task=worker" in caplog.text
+
+
+@run_async
+async def test_end_of_cancelled_or_finished_task_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    failures: list[BaseException] = []
+    tasks = [lasting_task(asyncio.sleep(pause_s), "worker", on_failure=failures.append) for pause_s in (0, WAIT_S)]
+    await tasks[0]
+    tasks[1].cancel()
+    await asyncio.wait(tasks)
+    await asyncio.sleep(0)
+    assert (failures, caplog.text) == ([], "")
 
 
 def test_lasting_thread_is_a_daemon_thread() -> None:

@@ -71,6 +71,21 @@ def test_connections_end_with_the_server() -> None:
         assert silent.recv(1) == b""
 
 
+def test_failed_thread_of_metrics_server_refuses_connections(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that accepts connections and answers none would keep Prometheus waiting."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("injected")
+
+    monkeypatch.setattr(metrics_server._BoundedServer, "service_actions", fail)
+    server = MetricsServer(One(), 0, "127.0.0.1")
+    server._thread.join(SOON_S)
+    with pytest.raises(ConnectionRefusedError):
+        connected(server)
+    assert "thread failed thread=metrics" in caplog.text
+    server.close()
+
+
 def test_host_may_be_a_name_or_missing() -> None:
     for host in ("localhost", ""):
         server = MetricsServer(One(), 0, host)
