@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 from bascule.core.log import get_log
 from bascule.core.topics import XA_PREFIX
-from bascule.xa.kafka_records import AGES, STARTED, LogEntry, PreparedBranch, SideEnds, is_about_branch, told_outcome
+from bascule.xa.errors import ResourceError
+from bascule.xa.kafka_records import AGES, STARTED, LogEntry, PreparedBranch, SideEnds, is_about_branch, log_fields, told_outcome
 
 _log = get_log("bascule.xa")
 
@@ -123,8 +124,8 @@ def _decoded(value: bytes) -> list[KnownEnds]:
     try:
         return [
             KnownEnds(float(age_s), int(at_ms), SideEnds(str(topic_id), dict(side)), dict(log))
-            for age_s, at_ms, topic_id, side, log in json.loads(value)["ages"]
+            for age_s, at_ms, topic_id, side, log in log_fields(value)["ages"]
         ]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, ResourceError) as error:
         _log.warning("ages of branch messages unreadable, measuring again", value=value[:200], error=str(error))
         return []

@@ -19,6 +19,9 @@ STARTED: Final = b"/started"
 #: The key of the log's record about the ages of the topics' ends. It cannot be the id of a branch. An earlier version refuses a log with a
 #: record that is not about a branch. Therefore key and value have the form of a mark, of a branch that has begun in the far future.
 AGES: Final = b"#ages" + STARTED
+#: The newest format of the log's records that this version reads. Format 1 has no field ``format``. A later version that changes the
+#: meaning of a record adds the field, and each version before it refuses the record.
+FORMAT: Final = 1
 
 
 class LogEntry(Protocol):
@@ -86,10 +89,27 @@ class PreparedBranch:
     @classmethod
     def decode(cls, value: bytes) -> PreparedBranch:
         """Return what ``encode`` was given. Raises ResourceError."""
+        fields = log_fields(value)
         try:
-            return cls(**json.loads(value))
-        except (ValueError, TypeError) as error:
-            raise ResourceError(f"unreadable log record {value[:200]!r}: {error}") from error
+            return cls(**fields)
+        except TypeError as error:
+            raise _unreadable(value, error) from error
+
+
+def log_fields(value: bytes) -> dict[str, Any]:
+    """Return the fields of a record of the log. Raises ResourceError, also for a record of a later format."""
+    try:
+        fields: dict[str, Any] = json.loads(value)
+        written = fields.pop("format", FORMAT)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _unreadable(value, error) from error
+    if type(written) is not int or not 1 <= written <= FORMAT:
+        raise ResourceError(f"log record has format {written!r:.20}; this version of Bascule reads formats up to {FORMAT}. Upgrade Bascule")
+    return fields
+
+
+def _unreadable(value: bytes, error: Exception) -> ResourceError:
+    return ResourceError(f"unreadable log record {value[:200]!r}: {error}")
 
 
 def key_of(xid: Xid) -> bytes:
@@ -114,16 +134,16 @@ def started(slot: str, at_ms: int, outcome: Outcome | None = None) -> bytes:
 
 
 def told_outcome(entry: LogEntry | None) -> Outcome | None:
-    """Return how another process has ended the branch of a record XID/started, or None."""
-    fields = {} if entry is None else json.loads(entry.value)
+    """Return how another process has ended the branch of a record XID/started, or None. Raises ResourceError."""
+    fields = {} if entry is None else log_fields(entry.value)
     if fields.get("rolled_back"):
         return Outcome.ROLLBACK
     return Outcome.COMMIT if fields.get("committed") else None
 
 
 def started_ms(entry: LogEntry) -> int:
-    """Return when a branch began to send, from its record XID/started, in milliseconds since the epoch."""
-    at_ms: int = json.loads(entry.value)["at_ms"]
+    """Return when a branch began to send, from its record XID/started, in milliseconds since the epoch. Raises ResourceError."""
+    at_ms: int = log_fields(entry.value)["at_ms"]
     return at_ms
 
 
@@ -139,8 +159,8 @@ def ended_otherwise(xid: Xid, told: Outcome, *, one_phase: bool) -> XaError:
 
 
 def slots_of(table: Mapping[bytes, LogEntry]) -> set[str]:
-    """Return the transactional ids that the log names."""
-    return {json.loads(entry.value)["slot"] for key, entry in table.items() if is_about_branch(key)}
+    """Return the transactional ids that the log names. Raises ResourceError."""
+    return {log_fields(entry.value)["slot"] for key, entry in table.items() if is_about_branch(key)}
 
 
 def on_side(record: Outgoing, xid: Xid, topic: str, partition: int) -> Outgoing:
