@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import ssl
 from collections.abc import Iterator
 
@@ -13,7 +12,7 @@ from bascule.client import Queue, connect
 from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
 from tests.interop.conftest import Connect
-from tests.support.certificates import STORE_PASSWORD, Authority, Certificate
+from tests.support.certificates import Authority, Certificate, java_options
 from tests.support.qpid import JmsError
 from tests.support.system import System, wait_for
 
@@ -22,8 +21,6 @@ HASH = Verifier.of("hush", b"0123456789abcdef", 4096)
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    if shutil.which("openssl") is None:
-        pytest.skip("the command openssl makes the certificates of this test")
     return Authority(tmp_path_factory.mktemp("certificates"))
 
 
@@ -50,14 +47,7 @@ def secure(kafka: EmbeddedKafka, authority: Authority, tmp_path_factory: pytest.
 
 
 def url(system: System, authority: Authority, client: Certificate | None = None, options: str = "") -> str:
-    trust = f"transport.trustStoreLocation={authority.trust_store}&transport.trustStorePassword={STORE_PASSWORD}&transport.storeType=PKCS12"
-    key = f"&transport.keyStoreLocation={client.store}&transport.keyStorePassword={STORE_PASSWORD}" if client else ""
-    return f"amqps://127.0.0.1:{system.port}?{trust}{key}{options}"
-
-
-def logins(system: System) -> list[tuple[str, str]]:
-    """Return user and mechanism of all connections, once the broker has noticed that those of earlier tests are closed."""
-    return [(connection["user"], connection["mechanism"]) for connection in system.ask("connections")]
+    return f"amqps://127.0.0.1:{system.port}?{java_options(authority.trust_store, client)}{options}"
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
@@ -67,12 +57,12 @@ def test_user_with_a_hashed_password_logs_in_by_each_mechanism(
     connection = connect_to(url(secure, authority, options=f"&amqp.saslMechanisms={mechanism}"), user="bob", password="hush")
     connection.session().producer(queue).send("kept")
     assert connection.session().consumer(queue).receive().body == "kept"
-    wait_for(lambda: logins(secure) == [("bob", mechanism)], "bob alone")
+    wait_for(lambda: secure.logins() == [("bob", mechanism)], "bob alone")
 
 
 def test_client_prefers_scram_to_plain_by_default(secure: System, authority: Authority, connect_to: Connect) -> None:
     connect_to(url(secure, authority), user="bob", password="hush")
-    wait_for(lambda: logins(secure) == [("bob", "SCRAM-SHA-256")], "bob alone, by the safer mechanism")
+    wait_for(lambda: secure.logins() == [("bob", "SCRAM-SHA-256")], "bob alone, by the safer mechanism")
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
@@ -88,7 +78,7 @@ def test_client_certificate_replaces_the_password_and_names_the_user(
     secure: System, authority: Authority, ann: Certificate, connect_to: Connect
 ) -> None:
     connect_to(url(secure, authority, ann))
-    wait_for(lambda: logins(secure) == [("ann", "EXTERNAL")], "ann alone")
+    wait_for(lambda: secure.logins() == [("ann", "EXTERNAL")], "ann alone")
 
 
 @pytest.mark.parametrize(("password", "user", "mechanism"), [("hush", "bob", "SCRAM-SHA-256-PLUS"), (None, "ann", "EXTERNAL")])
@@ -100,7 +90,7 @@ def test_the_python_client_logs_in_by_scram_with_channel_binding_and_by_certific
         tls.load_cert_chain(ann.certificate, ann.key)
     login = {} if password is None else {"user": user, "password": password}
     with connect(f"amqps://127.0.0.1:{secure.port}", tls=tls, **login) as context:
-        wait_for(lambda: logins(secure) == [(user, mechanism)], f"{user} alone")
+        wait_for(lambda: secure.logins() == [(user, mechanism)], f"{user} alone")
         context.send(Queue("by.python"), "x")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import select
-import shutil
 import socket
 import ssl
 import threading
@@ -22,7 +21,7 @@ from bascule.core.defaults import OWNER_TOKEN_FILE
 from bascule.core.errors import BasculeError
 from bascule.embedded.kafka import EmbeddedKafka
 from tests.interop.conftest import Connect
-from tests.support.certificates import STORE_PASSWORD, Authority, Certificate
+from tests.support.certificates import Authority, Certificate, java_options
 from tests.support.qpid import JmsError
 from tests.support.signer import BOTH_PURPOSES, DAY, Signer
 from tests.support.system import System, wait_for
@@ -80,9 +79,7 @@ class Secured(System):
         return self.signer.issue(name, subject=SUBJECT.format(name), names=(), **more)
 
     def java_url(self, client: Certificate | None = None, options: str = "") -> str:
-        trust = f"transport.trustStoreLocation={self.server_authority.trust_store}&transport.trustStorePassword={STORE_PASSWORD}"
-        key = f"&transport.keyStoreLocation={client.store}&transport.keyStorePassword={STORE_PASSWORD}" if client else ""
-        return f"amqps://127.0.0.1:{self.port}?{trust}&transport.storeType=PKCS12{key}{options}"
+        return f"amqps://127.0.0.1:{self.port}?{java_options(self.server_authority.trust_store, client)}{options}"
 
     def python_url(self) -> str:
         return f"amqps://localhost:{self.port}"
@@ -105,15 +102,12 @@ class Secured(System):
     def scanned(self, listener: str) -> Scanned:
         return Scanned(self.port) if listener == "amqp" else Scanned(self.admin_port, HTTP_REQUEST)
 
-    def logins(self) -> list[tuple[str, str]]:
-        """Return user and mechanism of all connections."""
-        return [(each["user"], each["mechanism"]) for each in json.loads(self.https("/connections", owner=True)[1])]
+    def _get(self, path: str, timeout_s: float) -> Any:
+        return json.loads(self.https(f"/{path}", owner=True)[1])
 
 
 @pytest.fixture(scope="module")
 def secured(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    if shutil.which("openssl") is None:
-        pytest.skip("the command openssl makes certificates of this test")
     with Secured(kafka.bootstrap, tmp_path_factory.mktemp("tls")) as running:
         yield running
 

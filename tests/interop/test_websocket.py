@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.interop.conftest import Connect
+from tests.interop.exchanges import exchanged
 from tests.support.qpid import JmsError
 from tests.support.system import System
 
@@ -13,13 +14,7 @@ def test_java_client_sends_and_receives_over_websocket(connect: Connect, system:
     url = f"amqpws://127.0.0.1:{websocket_port}"
     session = connect(url, user="ann", password="hush").session("TRANSACTED")
     bodies = ["small", "x" * 2_000_000, b"\x00\xff" * 70_000]
-    producer = session.producer("queue:websocket")
-    for body in bodies:
-        producer.send(body, properties={"n": 1})
-    session.commit()
-    received = session.consumer("queue:websocket").receive_many(3)
-    session.commit()
-    assert [message.body for message in received] == bodies
+    assert exchanged(session, "queue:websocket", bodies) == bodies
     assert connect(system.url).session().consumer("queue:websocket").receive(0.1) is None
 
 

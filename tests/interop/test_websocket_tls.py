@@ -5,7 +5,6 @@ Each test of behaviour runs over both transports, and expects the same texts.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,8 @@ import pytest
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.embedded.process import free_port
 from tests.interop.conftest import Connect
-from tests.support.certificates import STORE_PASSWORD, Authority, Certificate
+from tests.interop.exchanges import exchanged, security_refusal
+from tests.support.certificates import Authority, Certificate, java_options
 from tests.support.qpid import Connection, JmsError, Session
 from tests.support.system import System, wait_for
 
@@ -76,19 +76,11 @@ class Doors(System):
     def url_of(self, scheme: str, client: Certificate | None = None) -> str:
         """Return the URL of a client that trusts the authority of the broker, and may have a certificate of its own."""
         port = self.websocket_port if scheme.startswith("amqpws") else self.port
-        trust = f"transport.trustStoreLocation={self.authority.trust_store}&transport.trustStorePassword={STORE_PASSWORD}"
-        key = f"&transport.keyStoreLocation={client.store}&transport.keyStorePassword={STORE_PASSWORD}" if client else ""
-        return f"{scheme}://127.0.0.1:{port}?{trust}{key}&transport.storeType=PKCS12&jms.connectTimeout=20000"
-
-    def logins(self) -> list[tuple[str, str]]:
-        """Return user and mechanism of all connections."""
-        return [(each["user"], each["mechanism"]) for each in self.ask("connections")]
+        return f"{scheme}://127.0.0.1:{port}?{java_options(self.authority.trust_store, client)}&jms.connectTimeout=20000"
 
 
 @pytest.fixture(scope="module")
 def doors(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    if shutil.which("openssl") is None:
-        pytest.skip("the command openssl makes certificates of this test")
     with Doors(kafka.bootstrap, tmp_path_factory.mktemp("doors")) as running:
         yield running
 
@@ -114,13 +106,7 @@ def test_messages_of_each_size_go_both_ways_and_the_login_is_the_strongest(
 ) -> None:
     session = enter("ann").session("TRANSACTED")
     bodies = ["small", "x" * (MESSAGE_BYTES_MAX - 10_000), b"\x00\xff" * 70_000]
-    producer = session.producer("queue:orders.eu")
-    for body in bodies:
-        producer.send(body, properties={"n": 1})
-    session.commit()
-    received = session.consumer("queue:orders.eu").receive_many(3)
-    session.commit()
-    assert [message.body for message in received] == bodies
+    assert exchanged(session, "queue:orders.eu", bodies) == bodies
     assert doors.logins() == [("ann", "SCRAM-SHA-512")]
 
 
@@ -153,9 +139,7 @@ def test_operation_without_permission_raises_the_same_security_exception(
 ) -> None:
     owner = enter("ann").session()
     owner.producer("queue:orders.eu")  # so that the queue exists
-    with pytest.raises(JmsError, match="JMSSecurity") as refusal:
-        does(enter("bob").session())
-    assert f"user 'bob' has no permission {missing}" in str(refusal.value)
+    assert f"user 'bob' has no permission {missing}" in security_refusal(does, enter("bob").session())
 
 
 def test_message_above_the_limit_is_refused(enter: Callable[..., Connection]) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bascule.embedded.kafka import EmbeddedKafka
+from bascule.embedded.postgres import EmbeddedPostgres
 from tests.scenarios.sparkless import workers_end
+from tests.support.postgres import item_table
 from tests.support.qpid import Connection
 from tests.support.system import System
 
@@ -31,6 +33,13 @@ def system(_shared_system: System) -> System:
     if not _shared_system.broker.running:
         _shared_system.broker.start()
     return _shared_system
+
+
+@pytest.fixture
+def table(postgres: EmbeddedPostgres, name: str) -> Iterator[str]:
+    """Return an empty table ``(item text UNIQUE)`` that no other test of the run uses."""
+    with item_table(postgres, name) as table:
+        yield table
 
 
 @pytest.fixture(autouse=True)

@@ -24,20 +24,12 @@ from bascule.xa.kafka import KafkaResource
 from bascule.xa.postgres import PostgresResource
 from tests.scenarios.topics import create
 from tests.support.client import SOON_S
+from tests.support.postgres import items
 from tests.support.speed import SLOWNESS
 from tests.support.system import PYTHON_FAILOVER, System
 
 WAIT_S = 60.0 * SLOWNESS
 Main = Callable[[], Coroutine[Any, Any, None]]
-
-
-@pytest.fixture
-def table(postgres: EmbeddedPostgres, name: str) -> Iterator[str]:
-    table = name.replace(".", "_")
-    with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
-        connection.execute(f"CREATE TABLE {table} (item text UNIQUE)")
-        yield table
-        connection.execute(f"DROP TABLE {table}")
 
 
 @pytest.fixture
@@ -57,11 +49,6 @@ def run(main: Main) -> None:
             await main()
 
     asyncio.run(bounded())
-
-
-def items(postgres: EmbeddedPostgres, table: str) -> list[str]:
-    with psycopg.connect(postgres.conninfo) as connection:
-        return [row[0] for row in connection.execute(f"SELECT item FROM {table} ORDER BY item")]
 
 
 def test_asyncio_transaction_commits_messages_row_and_record_together(

@@ -22,19 +22,11 @@ from bascule.xa.errors import BranchHeuristic, BranchRolledBack, Code, Duplicate
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.sqlalchemy import SqlAlchemyResource
 from bascule.xa.xid import branch, new_gtrid
+from tests.support.postgres import items
 from tests.support.system import wait_for
 
 TIMEOUT_S = 30.0
 Make = Callable[[], DatabaseResource[Any]]
-
-
-@pytest.fixture
-def table(postgres: EmbeddedPostgres, name: str) -> Iterator[str]:
-    table = name.replace(".", "_")
-    with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
-        connection.execute(f"CREATE TABLE {table} (item text UNIQUE)")
-        yield table
-        connection.execute(f"DROP TABLE {table}")
 
 
 @pytest.fixture(params=["psycopg", "sqlalchemy"])
@@ -60,11 +52,6 @@ def make(request: pytest.FixtureRequest, postgres: EmbeddedPostgres) -> Iterator
 def insert(handle: Any, table: str, item: str) -> None:
     statement = f"INSERT INTO {table} VALUES ('{item}')"
     handle.execute(sa.text(statement) if hasattr(handle, "get_bind") else statement)
-
-
-def items(postgres: EmbeddedPostgres, table: str) -> list[str]:
-    with psycopg.connect(postgres.conninfo) as connection:
-        return [row[0] for row in connection.execute(f"SELECT item FROM {table} ORDER BY item")]
 
 
 def new_xid() -> Xid:

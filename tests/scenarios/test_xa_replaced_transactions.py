@@ -23,6 +23,7 @@ from bascule.xa.django import django_resource
 from bascule.xa.postgres import PostgresResource
 from bascule.xa.sqlalchemy import SqlAlchemyResource
 from tests.support.django_orm import database
+from tests.support.postgres import items
 
 #: The statements, and whether they commit the work before them.
 ENDINGS = [
@@ -37,20 +38,6 @@ ENDINGS = [
 Run = Callable[[Any, list[str]], None]
 USES = ["psycopg", "psycopg on a loop", "sqlalchemy", "sqlalchemy on a loop", "django"]
 MODES = ["two-phase", "deciding", "alone"]
-
-
-@pytest.fixture
-def table(postgres: EmbeddedPostgres, name: str) -> Iterator[str]:
-    table = name.replace(".", "_")
-    with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
-        connection.execute(f"CREATE TABLE {table} (item text UNIQUE)")
-        yield table
-        connection.execute(f"DROP TABLE {table}")
-
-
-def items(postgres: EmbeddedPostgres, table: str) -> list[str]:
-    with psycopg.connect(postgres.conninfo) as connection:
-        return [row[0] for row in connection.execute(f"SELECT item FROM {table} ORDER BY item")]
 
 
 def in_thread(manager: TransactionManager, resource: Any, broker: ModelResource | None, statements: list[str]) -> None:

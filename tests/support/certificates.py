@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 from bascule.embedded.java import find_java
 
@@ -22,11 +25,21 @@ class Certificate(NamedTuple):
     store: Path
 
 
+def java_options(trust_store: Path, client: Certificate | None = None) -> str:
+    """Return the options in a URL of a Java client that trusts an authority, and has a certificate if ``client`` is given."""
+    options = {"trustStoreLocation": trust_store, "trustStorePassword": STORE_PASSWORD, "storeType": "PKCS12"}
+    if client is not None:
+        options |= {"keyStoreLocation": client.store, "keyStorePassword": STORE_PASSWORD}
+    return "&".join(f"transport.{name}={value}" for name, value in options.items())
+
+
 class Authority:
     """An authority that signs certificates for a test."""
 
     def __init__(self, directory: Path, name: str = "authority") -> None:
-        """Create an authority. ``directory`` exists and takes the files."""
+        """Create an authority. ``directory`` exists and takes the files. Skips the test if the command openssl is missing."""
+        if shutil.which("openssl") is None:
+            pytest.skip("the command openssl makes the certificates of this test")
         self._directory = directory
         self.certificate = directory / f"{name}.pem"
         self._key = directory / f"{name}.key"

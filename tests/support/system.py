@@ -216,6 +216,10 @@ class System:
         """Return what the admin server shows under a path. Raises OSError."""
         return self._get(f"{path}?{urllib.parse.urlencode(parameters)}", ANSWER_S)
 
+    def logins(self) -> list[tuple[str, str]]:
+        """Return user and mechanism of each connection. Raises OSError."""
+        return [(each["user"], each["mechanism"]) for each in self.ask("connections")]
+
     def metrics(self, timeout_s: float = ANSWER_S) -> str:
         """Return the metrics from the admin server. Raises OSError."""
         with urllib.request.urlopen(self._request("metrics"), timeout=timeout_s) as answer:

@@ -51,11 +51,11 @@ class FanOut:
         deliveries.next_position += 1
         message.references += 1  # until the message is in all of its queues: a consumer may settle it before
         deliveries.bodies.hold(message)  # memory counts it from now on, also while it waits
+        deliveries.memory.entries += len(queues)  # for the places in the queues, and until then for the list of the queues
         if message.mid >= 0:
             return self._put_in(message, queues, due_ms)
         for queue in queues:
             queue.entering += 1
-        deliveries.memory.entries += len(queues)  # for the places in the queues, and until then for the list of the queues
         self.waiting.append((message, queues, due_ms))
         if len(self.waiting) == 1:
             deliveries.turns.begin_decided(self._in_order())
@@ -107,13 +107,13 @@ class FanOut:
                         queue.delayed.put(message, due_ms)
                     else:
                         self._arrive(queue, message)
-                deliveries.memory.entries += len(there) - (len(some) if message.mid < 0 else 0)
+                deliveries.memory.entries -= len(some) - len(there)
                 if delayed:
                     holding += there
                 yield len(some) * FAN_OUT_STEPS
         except Exception:
             if message.mid < 0:
-                deliveries.memory.entries += reached - len(some)
+                deliveries.memory.entries -= len(some) - reached
                 self._give_up(message, there[reached:], places)
             raise
         if holding:

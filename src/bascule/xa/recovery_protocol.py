@@ -213,11 +213,8 @@ class RecoveryProtocol:
         Raises XaError, Unavailable.
         """
         if may_be_in_database(decision.gtrid):
-            if self._removed(decision.gtrid, self._names_of_deciders()):
-                # The log has a ROLLBACK only if all databases had answered, and a COMMIT only if no database decided.
-                if (stored := (await self._log.read()).decisions.get(decision.gtrid)) is not None:
-                    return stored
-                raise InvalidInput(REMOVED_DECIDER)
+            if (stored := await self._stored_without_decider(decision.gtrid)) is not None:
+                return stored
             deciders = self._deciders()
             for place, (_, decider) in enumerate(deciders):
                 if (stands := await decider.decide(decision)).outcome is not decision.outcome:
@@ -225,6 +222,18 @@ class RecoveryProtocol:
                         await other.forget_decisions([decision.gtrid])
                     return stands
         return await self._log.decide(decision)
+
+    async def _stored_without_decider(self, gtrid: bytes) -> Decision | None:
+        """Return the decision in the log of a transaction whose deciding database was removed, and None if no such database was removed.
+
+        Raises InvalidInput if it was removed and the log has no decision, Unavailable.
+        """
+        if not self._removed(gtrid, self._names_of_deciders()):
+            return None
+        # The log has a ROLLBACK only if all databases had answered, and a COMMIT only if no database decided.
+        if (stored := (await self._log.read()).decisions.get(gtrid)) is None:
+            raise InvalidInput(REMOVED_DECIDER)
+        return stored
 
     def _priority(self, resource: str) -> int:
         participant = self._participants.get(resource)
@@ -355,9 +364,8 @@ class RecoveryProtocol:
         """
         if outcome is Outcome.COMMIT and may_be_in_database(xid.gtrid):
             # Only its row counts: an entry in the log would contradict a ROLLBACK, and let recovery delete the row of a COMMIT too early.
-            if (decided := state.decisions.get(xid.gtrid)) is not None:
+            if (decided := state.decisions.get(xid.gtrid) or await self._stored_without_decider(xid.gtrid)) is not None:
                 return decided
-            self._refuse_removed_decider(xid.gtrid)
             if found.unreachable:
                 raise Unavailable(
                     f"branch {xid} may have been committed by {', '.join(found.unreachable)}, which does not answer; try again later"
@@ -380,10 +388,6 @@ class RecoveryProtocol:
             raise InvalidInput(
                 f"branch {xid} does not belong to transaction manager {self._manager!r}; use the manager that began the branch"
             )
-
-    def _refuse_removed_decider(self, gtrid: bytes) -> None:
-        if self._removed(gtrid, self._names_of_deciders()):
-            raise InvalidInput(REMOVED_DECIDER)
 
     def _refuse_other_log(self, gtrid: bytes, what: str, log_id: str) -> None:
         if not own_log(gtrid, log_id, self._lost_logs):

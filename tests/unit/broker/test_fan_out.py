@@ -83,6 +83,7 @@ def test_message_enters_many_queues_over_several_turns_and_keeps_its_body_until_
     consumer = topic.broker.attach(topic.queues[0], 1)
     topic.broker.settle()
     topic.begin("x", durable=durable)
+    assert memory.entries == before[1] + MANY + 1, "its places count from the beginning, and the message itself"
     topic.engine.turns.begin_turn()
     topic.engine.dispatch()
     assert topic.entered() < MANY

@@ -57,6 +57,22 @@ abstract class BranchTestBase {
         return xid;
     }
 
+    /** Returns a branch that has sent a bill, and whose work has ended. */
+    Xid ended(String text) throws Exception {
+        Xid xid = billed(text);
+        resource.end(xid, XAResource.TMSUCCESS);
+        return xid;
+    }
+
+    /** Commits in one phase, or prepares. */
+    void vote(Xid xid, boolean onePhase) throws XAException {
+        if (onePhase) {
+            resource.commit(xid, true);
+        } else {
+            resource.prepare(xid);
+        }
+    }
+
     /** Returns a suspended branch, which has received the order and sent its bill. */
     Xid suspended() throws Exception {
         Xid xid = shop.work();

@@ -52,14 +52,7 @@ class FailoverTest extends BranchTestBase {
         for (boolean onePhase : new boolean[] {false, true}) {
             Xid xid = shop.worked();
             relay.cut();
-            XAException failure = assertThrows(XAException.class, () -> {
-                if (onePhase) {
-                    resource.commit(xid, true);
-                } else {
-                    resource.prepare(xid);
-                }
-            });
-            assertEquals(XAException.XA_RBCOMMFAIL, failure.errorCode);
+            assertCode(XAException.XA_RBCOMMFAIL, () -> vote(xid, onePhase));
             assertEquals(BEFORE, shop.waiting());
         }
         assertNextBranchWorks();
@@ -101,13 +94,7 @@ class FailoverTest extends BranchTestBase {
 
     /** Ends a branch as a commit would, and checks that it is rolled back. */
     private void assertRolledBack(Xid xid, boolean onePhase) {
-        XAException failure = assertThrows(XAException.class, () -> {
-            if (onePhase) {
-                resource.commit(xid, true);
-            } else {
-                resource.prepare(xid);
-            }
-        });
+        XAException failure = assertThrows(XAException.class, () -> vote(xid, onePhase));
         assertTrue(failure.errorCode >= XAException.XA_RBBASE && failure.errorCode <= XAException.XA_RBEND, "code " + failure.errorCode);
     }
 
@@ -142,8 +129,7 @@ class FailoverTest extends BranchTestBase {
     void resumedBranchWhoseFirstPartWasLostIsRolledBackAsAWhole() throws Exception {
         for (boolean onePhase : new boolean[] {false, true}) {
             Xid outer = suspended();
-            Xid inner = billed("inner");
-            resource.end(inner, XAResource.TMSUCCESS);
+            Xid inner = ended("inner");
             resource.rollback(inner);
             relay.cut();
             resource.start(outer, XAResource.TMRESUME);

@@ -13,8 +13,7 @@ class SuspendTest extends BranchTestBase {
     @Test
     void sessionWorksInAnotherBranchWhileItsBranchIsSuspended() throws Exception {
         Xid outer = suspended();
-        Xid inner = billed("inner");
-        resource.end(inner, XAResource.TMSUCCESS);
+        Xid inner = ended("inner");
         resource.commit(inner, true);
         assertEquals(List.of("inner"), shop.waiting());
         resource.start(outer, XAResource.TMRESUME);
@@ -28,10 +27,8 @@ class SuspendTest extends BranchTestBase {
 
     @Test
     void branchesThatHaveEndedArePreparedInAnyOrderByAnyResource() throws Exception {
-        Xid first = billed("first");
-        resource.end(first, XAResource.TMSUCCESS);
-        Xid second = billed("second");
-        resource.end(second, XAResource.TMSUCCESS);
+        Xid first = ended("first");
+        Xid second = ended("second");
         Xid third = billed("third");
         assertEquals(XAResource.XA_OK, resource.prepare(second));
         XAResource other = shop.connection.createXASession().getXAResource();
