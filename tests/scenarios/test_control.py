@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from bascule.kafka.appender import Appender
 from bascule.kafka.compacted import Stored, TableReader
 from bascule.kafka.control import ControlTopics
 from bascule.kafka.positions import PositionReader
-from bascule.pipelines import control, driver
+from bascule.pipelines import control, driver, queries
 from bascule.pipelines.lineage_sender import lineage_of
 from bascule.pipelines.positions import Positions
 from bascule.pipelines.spec import DivertSpec, IngressSpec
@@ -266,6 +267,25 @@ def test_ingress_that_is_stopped_has_no_task_and_another_owner_until_resumed(bri
     ended = operator.topics.reports(TIMEOUT_S).driver
     assert ended is not None
     assert not ended.running
+
+
+@pytest.mark.on_mock_cluster
+def test_pipeline_whose_task_is_slow_to_end_is_paused_as_soon_as_it_has_ended(
+    bridge: Bridge, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "STOP_WAIT_S", 0.0)
+    monkeypatch.setattr(control, "RETRY_S", 600.0)
+    topic = f"{bridge.pipelines.topics.prefix}.source"
+    bridge.topics.create(topic, 1, {})
+    may_end = threading.Event()
+    with bridge.running(ingresses=(IngressSpec("in", "queue", (topic,)),)) as running:
+        monkeypatch.setattr(running.query("ingress:in"), "stop", lambda: may_end.wait(30))
+        operator.want("ingress:in", PAUSED)
+        wait_for(lambda: running.driver.poll() or running.driver.queries["ingress:in"].ending, "the request to be followed")
+        assert operator.states().get("ingress:in") is not PipelineState.PAUSED
+        may_end.set()
+        operator.await_state(running, "ingress:in", PipelineState.PAUSED)
+        assert running.query("ingress:in") is None
 
 
 @pytest.mark.on_mock_cluster

@@ -96,6 +96,8 @@ class DriverControl:
         self.all_tried = False
         self._look_due_s = self._step_due_s = self._report_due_s = self._whole_report_due_s = 0.0
         self._trouble = self._unreported = ""
+        #: Queries that were stopped and have not ended.
+        self._ending: set[str] = set()
         self._states: dict[str, PipelineState] = {}
         self._restart_counts = RestartCounts()
         self._restarts: dict[str, int] = {}
@@ -160,6 +162,10 @@ class DriverControl:
                 self._look_due_s = time.monotonic() + REPORT_S
                 return
             self._trouble = ""
+        ending = {name for name, query in self._queries.items() if query.ending}
+        if self._ending - ending:  # a step may have waited for their end
+            self._step_due_s = 0.0
+        self._ending = ending
         if now_s >= self._step_due_s:
             # first: a pipeline that is deleted must not be resumed
             self.all_tried = self._definitions.step(self._defined, lambda: time.monotonic() - now_s < DEFINITIONS_S)

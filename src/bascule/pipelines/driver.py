@@ -34,14 +34,14 @@ from bascule.pipelines.definitions import DefinedPipelines
 from bascule.pipelines.failures import crossing_batch
 from bascule.pipelines.holds import Holds
 from bascule.pipelines.ingresses import DriverIngresses
-from bascule.pipelines.jobs import RESIDENT, Resident, ResidentJob, ResidentTasks, Running, Startable, carry_up_to
+from bascule.pipelines.jobs import RESIDENT, Resident, ResidentJob, ResidentTasks, Running, Startable, StopFlag, carry_up_to
 from bascule.pipelines.joining import JOIN_PAUSE_S, DivertJoins
 from bascule.pipelines.lag_mirrors import MIRROR_S, LagMirrors
 from bascule.pipelines.lineage_sender import lineage_of
 from bascule.pipelines.planning import TransformationChecks
 from bascule.pipelines.pools import WorkerPools
 from bascule.pipelines.positions import IDLE_TIMEOUT_S
-from bascule.pipelines.queries import MicroBatches, PipelineStopped, Query
+from bascule.pipelines.queries import ENDING_S, MicroBatches, PipelineStopped, Query
 from bascule.pipelines.serving import metrics_of
 from bascule.pipelines.session import StartingSpark
 from bascule.pipelines.slots import SlotWatch, waiting_stages
@@ -190,7 +190,9 @@ class Driver:
             return
         self._mirrors.show(self.queries, self._running())
         for query in self.queries.values():
-            query.stop()
+            query.stop(0.0)
+        for query in self.queries.values():
+            query.has_ended(ENDING_S)  # of all of them: the time began above
         self._ingresses.pass_over()
         self._tell({name: query.stopped or self._control.note(name) or ENDED for name, query in self.queries.items()})
         self._control.end()
@@ -268,8 +270,9 @@ class Driver:
             pools, give_up = (self._resident_pool(pipeline), f"{pipeline} rows"), partial(self._choice.give_up, pipeline)
             return lambda name, _: TransformingJob(self._sql, name, task, pools, self._pools.using, give_up)
         journal = journal_rows(kafka_stream(self._sql, self.pipelines, {(position.topic, position.partition): position.offset}))
-        writer = journal.writeStream.foreachBatch(crossing_batch(TransformingBatch(task, pipeline, self._pools.using)))
-        return lambda name, checkpoint: MicroBatches(writer, name, checkpoint, self.pipelines.trigger_interval_ms)
+        over = StopFlag()
+        writer = journal.writeStream.foreachBatch(crossing_batch(TransformingBatch(task, pipeline, self._pools.using, over.look)))
+        return lambda name, checkpoint: MicroBatches(writer, name, checkpoint, self.pipelines.trigger_interval_ms, over.set)
 
     def _resident(self, pool: str, tasks: Sequence[Resident], *, committed: bool) -> Startable:
         def start(name: str, _checkpoint: str) -> Running:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -191,9 +192,9 @@ class CatchUp:
 
     def __init__(self, context: SparkContext, name: str, work: Callable[[Callable[[], None]], None], within_s: float) -> None:
         """Begin ``work``, which may run jobs of Spark for ``within_s`` seconds. Its argument is ``look``."""
-        self._context = context
+        self._context, self._name = context, name
         self._tag = tag = f"bascule-{uuid.uuid4().hex}"
-        self._until_s = time.monotonic() + within_s
+        self._until_s = time.monotonic() + within_s  # after ``stop``, until when the work may end
         self.stopped = self.overdue = False
 
         def run() -> None:
@@ -223,22 +224,46 @@ class CatchUp:
             raise Unavailable("the catch-up was told to stop")
 
     def ended(self, timeout_s: float) -> bool:
-        """Return whether the work has ended, at the latest after ``timeout_s``. Stop it when its time is over."""
+        """Return whether the work has ended, at the latest after ``timeout_s``. When its time is over, stop it in the background.
+
+        Work that has not ended STOP_TIMEOUT_S after it was stopped counts as ended.
+        """
         with suppress(TimeoutError):
             self._ended.exception(timeout_s)
-        if not self._ended.done() and time.monotonic() >= self._until_s:
+        if self._ended.done():
+            return True
+        if time.monotonic() < self._until_s:
+            return False
+        if not self.stopped:
             self.overdue = True
-            self.stop()
-        return self._ended.done() or self.stopped
+            self._tell()
+            in_background(self._cancel, f"{self._name}-catch-up-stop")
+            return False
+        return True
 
     def stop(self) -> None:
-        """Cancel the jobs, and wait until the work has ended, or for STOP_TIMEOUT_S."""
-        self.stopped = self.stopped or not self._ended.done()
-        deadline_s = time.monotonic() + STOP_TIMEOUT_S
-        while not self._ended.done() and time.monotonic() < deadline_s:
+        """Cancel the jobs, and wait until the work has ended, or for STOP_TIMEOUT_S. May be called from several threads."""
+        self._tell()
+        self._cancel()
+
+    def _tell(self) -> None:
+        if not self.stopped and not self._ended.done():
+            self.stopped, self._until_s = True, time.monotonic() + STOP_TIMEOUT_S
+
+    def _cancel(self) -> None:
+        while not self._ended.done() and time.monotonic() < self._until_s:
             self._context.cancelJobsWithTag(self._tag)
             with suppress(TimeoutError):
                 self._ended.exception(CANCEL_S)
+
+
+class StopFlag(threading.Event):
+    """Is set when a query is told to stop. Its jobs are cancelled then, and no message is at fault for that."""
+
+    def look(self) -> None:
+        """Raise Unavailable once the query is told to stop."""
+        if self.is_set():
+            raise Unavailable("the query was told to stop")
 
 
 class Running(Protocol):

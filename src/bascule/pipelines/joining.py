@@ -71,6 +71,9 @@ class DivertJoins:
         query.stop()
         group.stop()
         try:
+            for each in (query, group):
+                if each.ending:
+                    raise Unavailable(f"the task of {each.name} has not ended yet")
             crash.point("join.before")
             own, shared = (self._positions.read(self._positions.key_of(each.name)) for each in (query, group))
             end, apart = max(own.offset, shared.offset), abs(own.offset - shared.offset)

@@ -6,6 +6,8 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from bascule.core.log import get_log
 from bascule.pipelines.failures import described, error_from_spark
 from bascule.pipelines.jobs import Running, Startable
 from bascule.pipelines.planning import StillPlanning
+from bascule.threads.background import in_background
 from bascule.writer.position import PositionTaken
 
 log = get_log(__name__)
@@ -27,13 +30,21 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 #: A query that ran at least this time, in seconds, before it failed restarts at once.
 STEADY_S = 20.0
+#: How long the driver waits for the end of a query that it stops, in seconds. Meanwhile it looks after no other pipeline.
+STOP_WAIT_S = 1.0
+#: After this time, in seconds, the next run of a query starts although the last one has not ended. The last one can write nothing more:
+#: the next owner of its positions fences it.
+ENDING_S = 20.0
 
 
 class MicroBatches:
     """A streaming query of Spark that was started."""
 
-    def __init__(self, writer: DataStreamWriter, name: str, checkpoint: str, interval_ms: int) -> None:
-        """Start the query."""
+    def __init__(
+        self, writer: DataStreamWriter, name: str, checkpoint: str, interval_ms: int, on_stop: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start the query. ``on_stop`` is called before the query is stopped."""
+        self._on_stop = on_stop
         trigger = f"{interval_ms} milliseconds"
         self._query: StreamingQuery = (
             writer.queryName(name).trigger(processingTime=trigger).option("checkpointLocation", checkpoint).start()
@@ -54,7 +65,8 @@ class MicroBatches:
         return self._query.exception()
 
     def stop(self) -> None:
-        """Stop the query."""
+        """Stop the query. Blocks until Spark has ended it."""
+        self._on_stop()
         self._query.stop()
 
 
@@ -83,6 +95,8 @@ class Query:
     last_error: str = ""
     last_error_s: float = 0.0
     _attempts: int = 0
+    _ending: Future[None] | None = None
+    _ending_until_s: float = 0.0
     _prepared: Startable | None = None
     _planned: Callable[[], bool] | None = None
     _pause_s: float = 0.0
@@ -101,8 +115,13 @@ class Query:
             self._failed(error)
 
     def start(self) -> None:
-        """Start the query at its positions. An error counts as a failure of the query."""
+        """Start the query at its positions. An error counts as a failure of the query.
+
+        A query whose last run has not ended is started by ``check`` later.
+        """
         self._planned = None
+        if not self.has_ended():
+            return
         try:
             start, self._prepared = self._prepared or self.build(), None
             if start is None:
@@ -120,7 +139,7 @@ class Query:
 
     def check(self) -> None:
         """Restart the query if it has failed and its pause is over. Call this often."""
-        if self.stopped is not None:
+        if not self.has_ended() or self.stopped is not None:
             return
         if self.running is not None and not self.running.active:
             error = self.running.failure()
@@ -148,12 +167,40 @@ class Query:
         """Return True if the query has stopped because another driver has taken its position."""
         return isinstance(self.failure, PositionTaken)
 
-    def stop(self) -> None:
-        """Stop the query. The next owner of the position aborts a transaction that is open."""
+    def stop(self, wait_s: float | None = None) -> None:
+        """Stop the query. The next owner of the position aborts a transaction that is open.
+
+        Wait for the end of the query, at most ``wait_s`` seconds (default: STOP_WAIT_S). After this time it ends in the background.
+        """
         if self.running is not None:
-            self.running.stop()
-            self.running = None
+            running, self.running = self.running, None
+            self._ending, self._ending_until_s = in_background(running.stop, f"{self.name}-stop"), time.monotonic() + ENDING_S
+            self.has_ended(STOP_WAIT_S if wait_s is None else wait_s)
         self._drop_checkpoint(self._attempts)
+
+    def has_ended(self, wait_s: float = 0.0) -> bool:
+        """Return whether the run that was stopped has ended, or was stopped ENDING_S ago. Wait for its end, at most ``wait_s`` seconds.
+
+        Raises the error of a call to Spark.
+        """
+        ending = self._ending
+        if ending is None:
+            return True
+        with suppress(TimeoutError):
+            ending.exception(max(0.0, min(wait_s, self._ending_until_s - time.monotonic())))
+        if not ending.done() and time.monotonic() < self._ending_until_s:
+            return False
+        self._ending = None
+        if ending.done():
+            ending.result()
+        else:
+            log.warning("task of pipeline has not ended", pipeline=self.name, waited_s=ENDING_S)
+        return True
+
+    @property
+    def ending(self) -> bool:
+        """Return True if a run was stopped whose end ``check`` has not seen."""
+        return self._ending is not None
 
     def restart(self) -> None:
         """Stop the query and start it at once, unless it has stopped for good."""

@@ -82,11 +82,13 @@ class SparkBatch:
 
     def messages(self, divert: DivertSpec, most: int | None) -> list[Message]:
         """Return the messages that the divert's transformation gets, or the first ``most`` of them that are found."""
+        self.of.look()
         places = self._rows(RowsTask(divert)).select("offset", "index")
         return [(row[0], row[1]) for row in (places.collect() if most is None else places.take(most))]
 
     def fault(self, divert: DivertSpec, messages: Sequence[Message]) -> str | None:
         """Return the error of the divert's transformation on these messages, or None if it succeeds."""
+        self.of.look()
         try:
             _run(self._transformed(divert, self._rows_of(divert, messages[0], messages[-1])))
         except FAILURES as error:

@@ -20,7 +20,7 @@ from bascule.core.errors import Unavailable
 from bascule.core.log import get_log
 from bascule.pipelines.exchange import NotTransformed
 from bascule.pipelines.failures import crossing, described, error_from_spark
-from bascule.pipelines.jobs import CANCEL_S, STOP_TIMEOUT_S, ResidentJob, ResidentTasks
+from bascule.pipelines.jobs import CANCEL_S, STOP_TIMEOUT_S, ResidentJob, ResidentTasks, StopFlag
 from bascule.pipelines.pools import InPool
 from bascule.pipelines.spark import cloned_session, journal_rows, kafka_range
 from bascule.pipelines.spec import DivertSpec
@@ -59,7 +59,7 @@ class TransformingJob:
         self._session, self._planning = cloned_session(session), threading.Lock()
         self._pools, self._in_pool, self._give_up = pools, in_pool, give_up
         self._tag = f"bascule-{uuid.uuid4().hex}"
-        self._over = threading.Event()
+        self._over = StopFlag()
         self._failures_s: list[float] = []
         self._first = FIRST_MESSAGES
         self._resident: ResidentJob | None = None
@@ -179,10 +179,7 @@ class TransformingJob:
         task = self._task
         log.info("carrying batch without waiting tasks", pipeline=self._name, first=start, last=end - 1)
         read = kafka_range(self._session, task.pipelines, task.claim.topic, task.claim.partition, start, end)
-        batch = TransformingBatch(replace(task, start=start, leader_epoch=None), self._name.rpartition("-")[0], self._in_pool, self._look)
+        batch = TransformingBatch(
+            replace(task, start=start, leader_epoch=None), self._name.rpartition("-")[0], self._in_pool, self._over.look
+        )
         batch(journal_rows(read))
-
-    def _look(self) -> None:
-        """Raise Unavailable once the query is told to stop: ``stop`` cancels the jobs of a batch, which is no fault of a message."""
-        if self._over.is_set():
-            raise Unavailable("the query was told to stop")

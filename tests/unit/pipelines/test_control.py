@@ -17,6 +17,7 @@ from tests.scenarios.test_control import (  # noqa: F401
     test_journal_is_kept_for_a_divert_that_is_paused_while_the_broker_reads_the_positions,
     test_paused_divert_of_a_group_keeps_its_messages_and_the_others_continue,
     test_pipeline_paused_before_the_driver_starts_carries_nothing_until_resumed,
+    test_pipeline_whose_task_is_slow_to_end_is_paused_as_soon_as_it_has_ended,
     test_report_that_a_replaced_driver_overwrites_is_written_again,
     test_reports_of_removed_pipelines_are_deleted_and_disabled_ones_say_so,
     test_restart_starts_the_task_again_also_after_an_error_that_is_not_retried,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +229,23 @@ def test_driver_ends_open_transactions_of_workers_at_stop(bridge: Bridge, monkey
         monkeypatch.setattr(module, "end_open_transactions", lambda _, ids: ended.extend(ids))
     keys = (bridge.positions.common_key, bridge.positions.own_key("past"))
     assert ended == [bridge.pipelines.transactional_id(key) for key in keys]
+
+
+def test_driver_stops_all_queries_side_by_side(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge.journal.start_epoch()
+    met = threading.Barrier(2, timeout=30)
+    stop = Job.stop
+
+    def stop_together(job: Job) -> None:
+        met.wait()
+        stop(job)
+
+    with bridge.running(bridge.divert("x"), bridge.divert("y", group="g")) as running:
+        running.settle()
+        jobs = [running.query(name) for name in (COMMON, "group:g")]
+        monkeypatch.setattr(Job, "stop", stop_together)
+    assert not met.broken
+    assert not any(job.active for job in jobs)
 
 
 def test_failed_report_of_reason_does_not_stop_driver(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from bascule.pipelines.failures import CarriedError, error_from_spark
 from bascule.pipelines.jobs import CatchUp, ResidentJob, ResidentTasks
 from bascule.pipelines.spark import LOCAL_SLOTS, cores, master_url
 from bascule.pipelines.spec import PipelinesSpec
+from tests.support.system import wait_for
 
 #: No process has this id. The id of a living process would not do: the one after the parent's can be that of the process of this test.
 NO_PROCESS = -1
@@ -198,13 +199,30 @@ def test_catch_up_that_is_stopped_tells_its_work_so_before_its_jobs_are_cancelle
     catch_up = CatchUp(spark, "common", work, 0.0 if overdue else 30.0)
     assert begun.wait(30)
     if overdue:
-        assert catch_up.ended(0.0)
+        wait_for(lambda: catch_up.ended(0.01), "the work to end")
     else:
         catch_up.stop()
     assert catch_up.stopped
     assert catch_up.overdue == overdue
     assert isinstance(catch_up.failure(), Unavailable)
     assert looked == ["the catch-up was told to stop"]
+
+
+def test_catch_up_that_does_not_end_in_time_is_given_up_and_the_driver_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "STOP_TIMEOUT_S", 30.0)
+    monkeypatch.setattr(jobs, "CANCEL_S", 0.01)
+    context: Any = Context()
+    context.deaf = 1_000_000
+    goes_on = threading.Event()
+    catch_up = CatchUp(context, "common", lambda _look: goes_on.wait(30) and None, 0.0)
+    assert not catch_up.ended(0.0), "it is told to stop in the background"
+    assert (catch_up.stopped, catch_up.overdue) == (True, True)
+    assert not catch_up.ended(0.0)
+    wait_for(lambda: context.deaf < 1_000_000 - 2, "its jobs to be cancelled")
+    catch_up._until_s = 0.0  # the time of the stop is over
+    assert catch_up.ended(0.0)
+    goes_on.set()
+    assert catch_up._ended.exception(30) is None
 
 
 @pytest.mark.parametrize(

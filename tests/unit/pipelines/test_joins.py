@@ -12,7 +12,7 @@ import pytest
 
 from bascule.core.errors import Unavailable
 from bascule.pipelines import driver as module
-from bascule.pipelines import joining
+from bascule.pipelines import joining, queries
 from bascule.pipelines.spec import EARLIEST, StartPosition
 from bascule.pipelines.tasks import DivertTask
 from bascule.writer.position import COMMON, group_pipeline
@@ -91,6 +91,7 @@ def test_catch_up_that_takes_too_long_is_given_up_and_tried_again_when_the_two_a
     with joining_driver(bridge) as running:
         wait_for(lambda: running.driver.poll() is None and not running.driver._joins.busy, "the attempt to be given up")
         assert slow.cancelled.is_set()
+        running.driver.poll()
         queries = running.driver.queries
         assert all(queries[name].running.job_group == "group" for name in (COMMON, "divert:past")), "both carry again"
         running.driver._join_due_s.clear()  # the pause is over
@@ -150,6 +151,31 @@ def test_catch_up_with_a_transformation_carries_its_batch_until_it_is_told_to_st
     assert ranges == [(3, 7)]
     assert (carried.start, carried.leader_epoch, pool) == (3, None, "divert:upper")
     assert look is told
+
+
+def test_divert_does_not_join_while_its_task_has_not_ended(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    stop = sparkless.Job.stop
+
+    def stop_late(job: sparkless.Job) -> None:
+        assert may_end.wait(30)
+        stop(job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queries, "STOP_WAIT_S", 0.0)
+        patch.setattr(sparkless.Job, "stop", stop_late)
+        with joining_driver(bridge) as running:
+            assert not running.driver._joins.busy
+            running.query(OTHER).fail(Unavailable("lost a connection"))
+            running.driver.poll()
+            assert running.query(OTHER).active, "the other group is looked after"
+            assert all(running.driver.queries[name].ending for name in (COMMON, "divert:past"))
+            may_end.set()
+            wait_for(lambda: running.driver.poll() or all(running.query(name) for name in (COMMON, "divert:past")), "both to run again")
+            patch.undo()
+            wait_for(lambda: all_joined(running), "the join")
+            running.batch()
+    assert bridge.carried("past") == [str(number) for number in range(7)]
 
 
 @pytest.mark.parametrize("held", ["divert:past", "divert:now"])

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 
 from bascule.core.errors import BadRecord, BasculeError, Unavailable
+from bascule.pipelines import queries
 from bascule.pipelines.jobs import Startable
 from bascule.pipelines.queries import STEADY_S, Query, RestartCounts
 from bascule.writer.errors import PositionMoved
 from bascule.writer.position import PositionLost, PositionTaken
 from tests.support.spark_texts import FOREACH_BATCH, QUERY, WORKER, said_by_spark
+from tests.support.system import wait_for
 
 
 class Ended:
@@ -124,6 +128,81 @@ def test_prepared_query_is_started_by_next_check_and_not_built_again(tmp_path: P
     assert (built, started) == (["once"], [])
     query.check()
     assert (built, started) == (["once"], ["q-1"])
+
+
+class Slow:
+    """A query of Spark that ends when the test says so."""
+
+    active = True
+
+    def __init__(self) -> None:
+        self.told, self.may_end = threading.Event(), threading.Event()
+
+    def failure(self) -> None: ...
+
+    def stop(self) -> None:
+        self.told.set()
+        assert self.may_end.wait(30)
+
+
+@pytest.fixture
+def slow() -> Iterator[Slow]:
+    found = Slow()
+    yield found
+    found.may_end.set()
+
+
+def slow_query(slow: Slow, directory: Path, started: list[str]) -> Query:
+    def start(name: str, _checkpoint: str) -> Ended:
+        started.append(name)
+        return Ended(None)
+
+    return Query("q", lambda: start, directory, running=slow)  # type: ignore[arg-type]
+
+
+def test_driver_does_not_wait_for_a_query_that_is_slow_to_end_and_starts_it_again_when_it_has_ended(
+    slow: Slow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "STOP_WAIT_S", 0.0)
+    started: list[str] = []
+    query = slow_query(slow, tmp_path, started)
+    query.restart()
+    assert slow.told.wait(30)
+    query.check()
+    query.restart()
+    assert (started, query.running, query.ending, query.idle) == ([], None, True, False)
+    slow.may_end.set()
+    wait_for(lambda: query.check() or started, "the next run")
+    assert (started, query.ending) == (["q-1"], False)
+
+
+def test_query_starts_again_although_its_last_run_does_not_end(
+    slow: Slow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(queries, "ENDING_S", 0.0)
+    started: list[str] = []
+    slow_query(slow, tmp_path, started).restart()
+    assert started == ["q-1"]
+    assert [record.getMessage() for record in caplog.records] == ["task of pipeline has not ended pipeline=q waited_s=0.0"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_error_of_spark_while_a_query_is_stopped_reaches_the_driver(
+    slow: Slow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    monkeypatch.setattr(queries, "STOP_WAIT_S", 0.0 if late else 30.0)
+
+    def stop() -> None:
+        assert not late or slow.may_end.wait(30)
+        raise PySparkException("the JVM has ended")
+
+    monkeypatch.setattr(slow, "stop", stop)
+    query = slow_query(slow, tmp_path, [])
+    if late:
+        query.stop()
+        slow.may_end.set()
+    with pytest.raises(PySparkException, match="has ended"):
+        query.has_ended(30) if late else query.stop()
 
 
 def test_failed_preparation_is_repeated_by_next_check(tmp_path: Path) -> None:
