@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -56,6 +57,9 @@ import bascule.pipelines.tasks  # noqa: E402
 
 if os.environ.get("BASCULE_PIPELINE") != bascule.pipelines.jobs.RESIDENT:
     import bascule.pipelines.arrow_rows
+
+    with suppress(ImportError):
+        import pandas  # noqa: F401 - otherwise each worker imports it: Arrow looks for it when it gets the first list of values
 
 if __name__ == "__main__":
     gc.freeze()  # a worker of PySpark collects garbage after each partition: without the modules this takes 0.1 ms in place of 30

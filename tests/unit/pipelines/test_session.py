@@ -130,6 +130,20 @@ def test_process_that_forks_workers_has_arrow_only_for_workers_that_get_rows(poo
     assert done.stdout == f"{there}\n"
 
 
+def test_rows_of_messages_import_nothing_more_in_a_worker() -> None:
+    code = """
+import sys, bascule.pipelines.worker_daemon
+from bascule.pipelines.arrow_rows import ARROW_SCHEMA, arrow_batch
+before = set(sys.modules)
+batch = arrow_batch([[{} if field.name in ("properties", "headers") else None for field in ARROW_SCHEMA]])
+[column.to_pylist() for column in batch]
+print(len(set(sys.modules) - before))
+"""
+    in_pool = os.environ | {"BASCULE_PIPELINE": "diverts rows"}
+    done = subprocess.run([sys.executable, "-c", code], env=in_pool, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 10
+
+
 def test_imports_of_the_process_that_forks_workers_start_no_thread_except_that_of_an_allocator() -> None:
     code = """
 import bascule.pipelines.worker_daemon
