@@ -320,6 +320,16 @@ def decode_send(value: bytes, start: int, end: int) -> Send:
     )  # fmt: skip
 
 
+def flags_and_address(value: bytes, start: int) -> tuple[int, bytes]:
+    """Return the flags of the SEND entry whose payload begins at ``start``, and its encoded address. Raises DamagedRecord."""
+    try:
+        flags, _, _, _, _, _, address_size, _ = _SEND.unpack_from(value, start)
+    except struct.error as error:
+        raise DamagedRecord(f"send entry at byte {start}: {error}") from error
+    position = start + _SEND.size
+    return flags, value[position : position + address_size]
+
+
 def decode_stored(value: bytes, start: int, end: int) -> StoredSend:
     """Decode the parts of a SEND entry that a broker needs if its snapshot names the queues of the message. Raises DamagedRecord."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bascule.core import crash
 from bascule.core.destination import address_matches
@@ -32,11 +32,15 @@ from bascule.journal.records import (
     decode_json,
     decode_send,
     entries,
+    flags_and_address,
 )
 from bascule.pipelines.spec import DivertSpec
 from bascule.writer.position import Position
 
 STATE_KEY = b"S"
+
+#: So many addresses of other diverts' messages are remembered.
+_FOREIGN_ADDRESSES: Final = 10_000
 
 _log = get_log(__name__)
 
@@ -98,6 +102,8 @@ class JournalReader:
         self.exclusive = frozenset(position.exclusive)
         self._journal = position.topic
         self._diverts = [DivertFilter(divert) for divert in diverts]
+        #: Encoded addresses that match no divert: each group reads the messages of all others.
+        self._foreign: set[bytes] = set()
 
     def state(self) -> dict[str, Any]:
         """Return the fields of a position that this reader moves, without the offset."""
@@ -124,6 +130,10 @@ class JournalReader:
         for op, start, end in entries(value):
             if op != Op.SEND:
                 continue
+            flags, address = flags_and_address(value, start)
+            if address in self._foreign and not flags & SendFlag.DIVERTS:
+                index += 1
+                continue
             send = decode_send(value, start, end)
             faults: dict[str, Exception] = {}
             wanted = [choice.divert for choice in self._diverts if choice.wants(send, self.exclusive, faults)]
@@ -131,6 +141,10 @@ class JournalReader:
                 wanted += self._removed(send, faults)
             if wanted:
                 taken.append(WantedMessage(offset, header.epoch, header.sequence, index, send, wanted, faults))
+            elif not any(address_matches(choice.divert.source, send.address) for choice in self._diverts):
+                if len(self._foreign) >= _FOREIGN_ADDRESSES:
+                    self._foreign.clear()
+                self._foreign.add(address)
             index += 1
         return taken
 

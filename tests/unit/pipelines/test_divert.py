@@ -12,7 +12,21 @@ from bascule.jms.message import JmsMessage, encode_message
 from bascule.jms.sections import DATA, SEQUENCE, VALUE, section_bytes
 from bascule.jms.to_kafka import target_topic
 from bascule.journal.errors import DamagedRecord, NewerRecord
-from bascule.journal.records import HEADER_SIZE, MAGIC, VERSION, Kind, Op, Send, SendFlag, ack_entry, encode_record, json_entry, send_entry
+from bascule.journal.records import (
+    HEADER_SIZE,
+    MAGIC,
+    VERSION,
+    Kind,
+    Op,
+    Send,
+    SendFlag,
+    ack_entry,
+    decode_send,
+    encode_record,
+    json_entry,
+    send_entry,
+)
+from bascule.pipelines import divert
 from bascule.pipelines.divert import DivertEngine, JournalReader, TransformedRecord
 from bascule.pipelines.spec import DivertSpec, PipelinesSpec
 from bascule.writer.position import Position
@@ -67,6 +81,28 @@ def test_message_identity_counts_earlier_messages_without_matching_divert() -> N
     assert [each.index for each in taken] == [1, 3]
     every = JournalReader(START, [DivertSpec("d", "#")]).take(1, b"D", record)
     assert [each.identity for each in taken] == [every[1].identity, every[3].identity]
+
+
+def test_messages_of_addresses_without_a_divert_are_decoded_once_for_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+
+    def decode(value: bytes, start: int, end: int) -> Send:
+        found = decode_send(value, start, end)
+        decoded.append(found.address)
+        return found
+
+    monkeypatch.setattr(divert, "decode_send", decode)
+    monkeypatch.setattr(divert, "_FOREIGN_ADDRESSES", 2)
+    reader = JournalReader(START, [DivertSpec("d", "a.*"), DivertSpec("picky", "p", selector="FALSE")])
+    reader.take(0, b"E", epoch_start())
+    sends = [send(address=address) for address in ("b", "a.x", "b", "p", "p", "a.x")]
+    assert [taken.identity for taken in reader.take(1, b"D", data(1, *sends))] == ["0-1-1", "0-1-5"]
+    assert decoded == ["b", "a.x", "p", "p", "a.x"]
+    marked = reader.take(2, b"D", data(2, send(address="b"), send(address="b", diverts=("d",))))
+    assert [taken.identity for taken in marked] == ["0-2-1"], "the broker gave it to the divert"
+    decoded.clear()
+    reader.take(3, b"D", data(3, send(address="c"), send(address="e"), send(address="b")))
+    assert decoded == ["c", "e", "b"], "so many addresses are not remembered"
 
 
 def test_foreign_record_is_skipped_and_logged_with_offset(caplog: pytest.LogCaptureFixture) -> None:
