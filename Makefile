@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up demo test test-fast check check-deploy format bench bench-bridge bench-latency bench-recovery soak slow fuzz coverage mutants docs lock clean compile clean-compiled compiled-copy test-compiled fuzz-compiled
+.PHONY: help setup up demo test test-fast check check-deploy format bench bench-bridge bench-latency bench-recovery plots soak slow fuzz coverage mutants docs lock clean compile clean-compiled compiled-copy test-compiled fuzz-compiled
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -163,6 +163,9 @@ bench-latency: setup ## measure latency across the bridge at fixed rates
 
 bench-recovery: setup ## kill driver, Spark and workers 20 times each, and measure how long the pipelines are away (an hour)
 	$(BIN)/python -m bench.recovery $(ARGS)
+
+plots: setup ## draw docs/plots.md and its SVG files from the newest results of the benchmarks
+	$(BIN)/python -m bench.plots $(ARGS)
 
 soak: setup ## kill and suspend all processes at random under load for SECONDS=1800, and write artifacts/soak/report.html
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)

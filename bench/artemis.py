@@ -1,20 +1,23 @@
-"""Apache Artemis with its default settings: the broker that benchmarks and tests compare Bascule with.
+"""Apache Artemis as ``artemis create`` makes it: the broker that benchmarks and tests compare Bascule with.
 
     python -m bench.artemis DIR        # runs until Ctrl-C
 
-The journal is the default of ``artemis create``: NIO files with fdatasync, and a buffer timeout tuned to the disk.
+By default, ``artemis create`` chooses the journal: files with fdatasync, written by AIO if the machine has libaio, and by NIO otherwise,
+with a buffer timeout tuned to the disk. Other journals are for comparison (``JOURNALS``).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from bascule.core.errors import Unavailable
 from bascule.embedded.jars import JarStore
@@ -27,17 +30,39 @@ START_TIMEOUT_S = 60.0
 OTHER_ACCEPTORS = ("--no-amqp-acceptor", "--no-hornetq-acceptor", "--no-mqtt-acceptor", "--no-stomp-acceptor", "--no-web")
 
 
+#: The journals of an instance: the option of ``artemis create``, and whether it uses fdatasync. "created" is the choice of the command.
+#: With its option --no-fsync the command would choose another kind of journal, MAPPED.
+JOURNALS: Final[Mapping[str, tuple[Sequence[str], bool]]] = {
+    "created": ((), True),
+    "nio": (("--nio",), True),
+    "nio-no-fsync": (("--nio",), False),
+    "aio": (("--aio",), True),
+    "aio-no-fsync": (("--aio",), False),
+}
+#: The library without which Artemis writes by NIO although its settings demand AIO.
+LIBAIO: Final = "libaio.so.1"
+_DATASYNC: Final = "<journal-datasync>{}</journal-datasync>"
+
+
+class JournalUnavailable(Unavailable):
+    """Artemis cannot have this journal here: AIO needs libaio."""
+
+
 class Artemis:
     """An instance in a directory of its own, on a free port."""
 
     name = "artemis"
 
-    def __init__(self, directory: Path) -> None:
-        """Create the instance if the directory does not hold one."""
+    def __init__(self, directory: Path, journal: str = "created") -> None:
+        """Create the instance if the directory does not hold one. ``journal`` is one of JOURNALS. Raises JournalUnavailable."""
         self.directory = directory
+        self.name = "artemis" if journal == "created" else f"artemis-{journal}"
+        options, self._datasync = JOURNALS[journal]
+        if "--aio" in options and not has_libaio():
+            raise JournalUnavailable(f"Artemis needs {LIBAIO} for AIO")
         self._environment = {"JAVA_HOME": str(find_jdk().home)}
         if not (directory / "etc").exists():
-            self._create()
+            self._create(options)
         acceptor = re.search(r"tcp://127\.0\.0\.1:(\d+)", self.settings)
         assert acceptor, "artemis create wrote another broker.xml than expected"
         self.port = int(acceptor[1])
@@ -48,7 +73,7 @@ class Artemis:
 
     @property
     def settings(self) -> str:
-        """Return the path of its broker.xml."""
+        """Return the text of its broker.xml."""
         return (self.directory / "etc" / "broker.xml").read_text()
 
     @property
@@ -70,8 +95,13 @@ class Artemis:
     @property
     def durability(self) -> str:
         """Return what an answer to a sender means, according to the settings of the instance."""
-        said = dict(re.findall(r"<journal-(type|datasync)>(\w+)</", self.settings))
-        return f"Artemis: journal {said['type']}, " + ("fdatasync before the answer" if said["datasync"] == "true" else "no fdatasync")
+        said = self.journal
+        return f"{self.name}: journal {said['type']}, " + ("fdatasync before the answer" if said["datasync"] == "true" else "no fdatasync")
+
+    @property
+    def journal(self) -> dict[str, str]:
+        """Return the type of the journal, and whether it uses fdatasync, as in broker.xml."""
+        return dict(re.findall(r"<journal-(type|datasync)>(\w+)</", self.settings))
 
     def start(self) -> None:
         """Start it, and return when it accepts connections. Raises NotStarted."""
@@ -95,17 +125,29 @@ class Artemis:
         """Stop it."""
         self.stop()
 
-    def _create(self) -> None:
+    def _create(self, options: Sequence[str]) -> None:
         home = JarStore().unpacked("artemis")
         access = ("--user", USER, "--password", PASSWORD, "--allow-anonymous", "--host", "127.0.0.1", "--default-port", str(free_port()))
-        command: list[str | Path] = [home / "bin" / "artemis", "create", "--silent", *access, *OTHER_ACCEPTORS, self.directory]
+        command: list[str | Path] = [home / "bin" / "artemis", "create", "--silent", *access, *OTHER_ACCEPTORS, *options, self.directory]
         made = subprocess.run(command, env={**os.environ, **self._environment}, capture_output=True, text=True, check=False)
         if made.returncode:
             raise Unavailable(f"artemis create failed:\n{made.stdout}{made.stderr}")
+        if not self._datasync:
+            changed = self.settings.replace(_DATASYNC.format("true"), _DATASYNC.format("false"))
+            (self.directory / "etc" / "broker.xml").write_text(changed)
 
     def _listens(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+def has_libaio() -> bool:
+    """Return whether this machine has the library for AIO."""
+    try:
+        ctypes.CDLL(LIBAIO)
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

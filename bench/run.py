@@ -1,6 +1,6 @@
 """The same load on Bascule and on Apache Artemis, in turns: rates, latencies, memory and processor time side by side.
 
-    python -m bench.run [--mode sync-1x1 ...] [--seconds 8] [--rounds 2] [--only artemis|bascule]
+    python -m bench.run [--mode sync-1x1 ...] [--seconds 8] [--rounds 2] [--only artemis|bascule] [--artemis created ...]
 
 README.md explains the figures. Results go to bench/results/ as JSON and as a table.
 """
@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from bascule import __version__
 from bascule.core.build import build
-from bench.artemis import Artemis
+from bench.artemis import JOURNALS, Artemis, JournalUnavailable
 from bench.bascule_up import BasculeUp
 from tests.support.java import java_command
 from tests.support.usage import cpu_s, memory_mib
@@ -136,12 +136,14 @@ def table(results: dict[str, dict[str, list[dict[str, Any]]]], brokers: Sequence
             figures = [spread([run[key] for run in whole[broker]], 2) for key, _ in COLUMNS.values()]
             used = [used_by_parts(whole[broker], key) for key in USED.values()]
             rows.append([mode.name, broker, *figures, *used, "; ".join(filter(None, map(flaws, runs))) or "none"])
-        both = list(zip(rounds.get("bascule", []), rounds.get("artemis", []), strict=False))
-        if both := [each for each in both if all("sent_per_s" in run for run in each)]:
-            ours, theirs = zip(*both, strict=True)
-            better = [ratios(ours, theirs, itemgetter(key), more) for key, more in COLUMNS.values()]
-            shares = [ratios(ours, theirs, together(key), True) for key in USED.values()]
-            rows.append([mode.name, "**ratio**", *better, *(f"{share} of Artemis" for share in shares), ""])
+        for other in brokers:
+            both = list(zip(rounds.get("bascule", []), rounds[other], strict=False)) if other != "bascule" else []
+            if both := [each for each in both if all("sent_per_s" in run for run in each)]:
+                ours, theirs = zip(*both, strict=True)
+                better = [ratios(ours, theirs, itemgetter(key), more) for key, more in COLUMNS.values()]
+                shares = [ratios(ours, theirs, together(key), True) for key in USED.values()]
+                beside = "" if other == "artemis" else f" to {other}"
+                rows.append([mode.name, f"**ratio{beside}**", *better, *(f"{share} of Artemis" for share in shares), ""])
     return markdown(rows)
 
 
@@ -196,7 +198,31 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=8, help=f"seconds to measure, after {WARM_UP_S} s of warm-up (default: 8)")
     parser.add_argument("--rounds", type=int, default=2, help="number of runs, whose median counts (default: 2)")
     parser.add_argument("--only", choices=("artemis", "bascule"), help="measure only this broker")
+    parser.add_argument(
+        "--artemis", action="append", choices=list(JOURNALS),
+        help="journal of Artemis; may be repeated (default: as artemis create makes it, and all others that the machine allows)",
+    )  # fmt: skip
     return parser.parse_args()
+
+
+def peers(
+    directory: Path, journals: Sequence[str] | None, make: Callable[[Path, str], Artemis] = Artemis
+) -> tuple[list[Artemis], list[str]]:
+    """Return instances of Artemis with these journals, or with all that this machine allows, and why others are not measured.
+
+    Of two instances with the same journal, only the first one is returned.
+    """
+    found: list[Artemis] = []
+    missing: list[str] = []
+    for journal in journals or JOURNALS:
+        try:
+            peer = make(directory / journal, journal)
+        except JournalUnavailable as error:
+            missing.append(f"artemis-{journal} was not measured: {error}")
+            continue
+        if all(peer.journal != other.journal for other in found):
+            found.append(peer)
+    return found, missing
 
 
 def machine() -> dict[str, Any]:
@@ -244,10 +270,12 @@ def main() -> int:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bascule-bench-")))
         brokers: list[Broker] = []
+        missing: list[str] = []
         if options.only != "artemis":
             brokers.append(stack.enter_context(BasculeUp(directory / "bascule")))
         if options.only != "bascule":
-            brokers.append(stack.enter_context(Artemis(directory / "artemis")))
+            found, missing = peers(directory / "artemis", options.artemis)
+            brokers += map(stack.enter_context, found)
         for number in range(options.rounds):
             for mode in chosen:
                 # The order changes from round to round.
@@ -256,7 +284,7 @@ def main() -> int:
                     results[mode.name].setdefault(broker.name, []).append(result)
                     rate = f"{result.get('sent_per_s', 0):,.0f} sent/s, {result.get('received_per_s', 0):,.0f} received/s"
                     print(f"round {number + 1} {mode.name} {broker.name}: {rate} {flaws(result)}", file=sys.stderr, flush=True)
-        durability = [broker.durability for broker in brokers]
+        durability = [*(broker.durability for broker in brokers), *missing]
         flushed_ms = flush_ms(directory)
         names = [broker.name for broker in brokers]
     page = "\n".join(

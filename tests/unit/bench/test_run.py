@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import run
+from bench.artemis import JournalUnavailable
 
 
 def of_round(rate: float, latency_ms: float, **used: dict[str, float]) -> dict[str, Any]:
@@ -70,3 +72,36 @@ def test_single_round_has_no_spread() -> None:
     text = run.table({"async": {"bascule": [single]}}, ["bascule"])
     assert "1,000.00 | 1,000.00 | 2.00" in text
     assert "(" not in text
+
+
+def test_each_journal_of_artemis_has_a_ratio() -> None:
+    used = {"cpu_us": {"broker": 5}, "rss_mb": {"broker": 5}}
+    rounds = {
+        "bascule": [of_round(90, 2.0, **used)],
+        "artemis": [of_round(100, 2.0, **used)],
+        "artemis-nio-no-fsync": [of_round(300, 2.0, **used)],
+    }
+    text = run.table({"async": rounds}, list(rounds))
+    assert [line.split(" | ")[1:3] for line in text.splitlines() if "ratio" in line] == [
+        ["**ratio**", "**0.90**"], ["**ratio to artemis-nio-no-fsync**", "**0.30**"],
+    ]  # fmt: skip
+
+
+def test_each_journal_that_the_machine_allows_is_measured_once_and_the_page_names_the_others(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    class Peer:
+        def __init__(self, directory: Path, journal: str) -> None:
+            made.append(journal)
+            assert directory == tmp_path / journal
+            if "aio" in journal:
+                raise JournalUnavailable("no libaio")
+            self.name, self.journal = journal, {"type": "NIO", "datasync": str("no-fsync" not in journal)}
+
+    make: Any = Peer
+    found, missing = run.peers(tmp_path, None, make)
+    assert [peer.name for peer in found] == ["created", "nio-no-fsync"]
+    assert missing == ["artemis-aio was not measured: no libaio", "artemis-aio-no-fsync was not measured: no libaio"]
+    made.clear()
+    found, missing = run.peers(tmp_path, ["nio"], make)
+    assert ([peer.name for peer in found], missing, made) == (["nio"], [], ["nio"])
