@@ -68,7 +68,7 @@ def carry(spark: SparkSession, bridge: Bridge, task: DivertTask) -> None:
     """Run one batch over the whole journal."""
     pools = WorkerPools(lambda: spark.sparkContext)
     journal = journal_rows(kafka_range(spark, bridge.pipelines, bridge.pipelines.topics.journal, 0, 0, bridge.end()))
-    TransformingBatch(task, "diverts", pools.using)(journal)
+    TransformingBatch(task, bridge.pipelines.topics.prefix, pools.using)(journal)  # a worker keeps clients for the topics of one bridge
 
 
 @pytest.mark.slow  # each part that is too large costs Spark a worker
