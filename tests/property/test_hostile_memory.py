@@ -14,6 +14,8 @@ from typing import Final
 
 import pytest
 
+from bascule.broker import memory
+from bascule.broker.memory import MemoryPart
 from bascule.server.memory import MemoryWatch
 from bascule.server.spill import SpillFiles
 from tests.property.test_hostile_peers import Peer
@@ -21,6 +23,7 @@ from tests.support.costs import held_bytes
 from tests.support.hostile import (
     ATTACH,
     BEGIN,
+    DETACH,
     DISPOSITION,
     ERROR,
     FALSE,
@@ -195,6 +198,29 @@ async def test_connected_peer_keeps_no_more_memory_than_the_account_says(
     client = Client(served, "peer")
     served.fill("q", ROUNDS)
     served.attacked(client, attack(long))
+
+
+@run_async
+async def test_selectors_of_browsers_are_counted_and_limited(served: Watched) -> None:
+    client = Client(served, "peer")
+    served.fill("q", 1)
+    account = served.engine.memory
+    account.limit(64 << 20)
+    text = string(b" OR ".join(b"n%d = %d" % (number, number) for number in range(1_000)))
+    filters = mapped(symbol(b"selector"), b"\0" + symbol(b"apache.org:selector-filter:string") + text)
+
+    def attach(handle: int) -> bytes:
+        source = described(SOURCE, listed(string(b"q"), NULL, NULL, NULL, NULL, NULL, symbol(b"copy"), filters))
+        return performative(ATTACH, string(b"b%d" % handle), uint(handle), TRUE, NULL, NULL, source, described(TARGET, LIST0))
+
+    served.attacked(client, map(attach, range(20)))
+    assert 2 < len(client.connection.client.links) < 10
+    assert account.parts()[MemoryPart.SELECTORS] > 0.7 * memory.SELECTORS_SHARE * account.limit_bytes
+    served.feed(client, performative(DETACH, uint(0), TRUE))
+    served.feed(client, attach(0))
+    client.connection.connection_lost(None)
+    served.settle()
+    assert account.selectors.chars == 0
 
 
 @run_async

@@ -18,7 +18,7 @@ from tests.support.canary import Canary, canary
 from tests.support.speed import SLOWNESS
 from tests.support.stalls import check_turns
 from tests.support.system import System, wait_for
-from tests.support.usage import memory_mib
+from tests.support.usage import main_thread_cpu_s, memory_mib
 
 log = get_log(__name__)
 
@@ -26,6 +26,8 @@ log = get_log(__name__)
 GAP_BROKER_S = 1.0 * SLOWNESS
 #: Time of a round trip by the clock, on a machine that also runs other tests. The figures are in docs/guarantees.md.
 GAP_S = 20.0 * SLOWNESS
+#: Processor time of the broker's event loop for a connection that comes and goes, so that a processor serves 500 of them in a second.
+EACH_S_MAX = 0.002 * SLOWNESS
 #: Memory of the broker for each idle connection with a session.
 IDLE_KIB_MAX = 64
 #: Limit on file descriptors of a broker with few descriptors.
@@ -72,16 +74,20 @@ def idle(kafka: EmbeddedKafka, directory: Path, prefix: str, count: int) -> None
 def churn(kafka: EmbeddedKafka, directory: Path, prefix: str, per_second: int, seconds: float) -> None:
     """Check a number of connections that open and close each second."""
     with System(kafka.bootstrap, directory, prefix=prefix) as system, canary(system, prefix) as bird:
-        before_mib = memory_mib(system.broker.pid)
+        before_mib, before_s = memory_mib(system.broker.pid), main_thread_cpu_s(system.broker.pid)
         with crowd("churn", system.port, per_second) as many:
             begun_s = time.monotonic()
             wait_for(lambda: time.monotonic() - begun_s > seconds, "the load", seconds + 60)
             count, rate, longest_open_s = many.end()
             bird.look()
-        more_mib = memory_mib(system.broker.pid) - before_mib
+        more_mib, each_s = memory_mib(system.broker.pid) - before_mib, (main_thread_cpu_s(system.broker.pid) - before_s) / count
         turn_s, gap_s = check_turns(system.metrics()), max(bird.times_s)
-        log.info("churn", connections=count, rate=rate, open_s=longest_open_s, gap_s=gap_s, more_mib=more_mib, longest_turn_s=turn_s)
+        log.info(
+            "churn", connections=count, rate=rate, open_s=longest_open_s, gap_s=gap_s, more_mib=more_mib, longest_turn_s=turn_s,
+            each_s=each_s,
+        )  # fmt: skip
         check(bird)
+        assert each_s < EACH_S_MAX
         wait_for(lambda: system.status()["gauges"]["connections"] <= 1, "all are gone")
         wait_for(lambda: system.status()["gauges"]["handshakes"] == 0, "no handshake to be left")
         assert more_mib < 32

@@ -11,8 +11,7 @@ from tests.support.speed import SLOWNESS
 
 #: Longest processor time of one turn.
 TURN_S_MAX: Final = 0.05 * SLOWNESS
-#: Bucket of the longest turn of a broker under a test's load: a machine that also runs other tests makes a turn up to twice as long.
-LONGEST_S_MAX: Final = 2 * TURN_S_MAX
+LONGEST_S_MAX: Final = TURN_S_MAX
 _BUCKET = re.compile(r'^bascule_event_loop_stall_seconds_bucket\{le="([^"]+)"\} ([0-9.e+]+)$', re.MULTILINE)
 
 

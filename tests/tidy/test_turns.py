@@ -35,6 +35,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
         "server/answer_places.py AnswerPlaces._places_of", "server/answer_places.py AnswerPlaces._take",
         "server/answer_places.py AnswerPlaces.changed",
     ),
+    "the different selectors of a queue, SELECTORS_MAX, for an attach with another one": ("broker/ready.py Ready._check",),
     "the two listeners for clients": (
         "server/life.py BrokerLife._room_for_another", "server/life.py BrokerLife.refused_connections",
         "server/life.py BrokerLife.serve", "server/life.py BrokerLife.stop_listening",

@@ -58,8 +58,6 @@ CHANNEL_MAX_DEFAULT: Final = 1023
 HANDLE_MAX_DEFAULT: Final = 1023
 #: Links of one connection over all its sessions: each stores its attach, with selector and properties.
 LINKS_MAX: Final = 8192
-#: Links of a session whose detach the peer has not answered: a client answers each of them, and none has so many links to detach at once.
-DETACHING_MAX: Final = 256
 #: Bytes of a frame without its payload: attaches with long selectors are the largest, and are stored.
 PERFORMATIVE_SIZE_BYTES_MAX: Final = 64 * 1024
 #: Transfer frames that a peer may send before we renew its window. Link credit limits the memory, so this need not limit throughput.

@@ -174,7 +174,7 @@ class Link:
         if self._move(LinkInput.SEND_DETACH) is LinkState.DETACHED:
             self.session.forget(self)
         else:
-            self.session.detaching += 1
+            self.session.connection.link_counts.end()
 
     # --- input of the peer -------------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Link:
         """Answer the peer's detach at once, after an attach that is still due."""
         asked = self.state is LinkState.DETACH_SENT
         state = self._move(LinkInput.RECV_DETACH)
-        self.session.detaching -= asked
+        self.session.connection.link_counts.unanswered -= asked
         deliveries = self.session.abandon(self)
         if state is LinkState.LEFT:
             self._answer(None, None, 0, (), None)

@@ -56,10 +56,8 @@ class Session:
         self.context: Any = None
         self.remote = Begin()
         self.links: dict[int, Link] = {}  # by our handle
-        self._failed = False
-        self.detaching = 0  # links that we have detached, and the peer has not
+        self._failed = self.withholding = False
         self.sent = SentDeliveries()
-        self.withholding = False
         self._by_remote_handle: dict[int, Link] = {}
         self.incoming_unsettled: Unsettled[ReceiverLink] = Unsettled()  # unsettled deliveries of the peer
         self._next_handle = 0
@@ -337,6 +335,7 @@ class Session:
         """Handle the peer's end."""
         asked = self.state is SessionState.END_SENT
         self.move(SessionInput.RECV_END)
+        self.connection.link_counts.unanswered -= asked
         if not asked:
             self._send_end(None)
         self.connection.forget(self)
@@ -354,7 +353,8 @@ class Session:
         self.flush_settled()
         self.drop_outgoing()
         self.send(End(Error.of(error)))
-        self.move(SessionInput.SEND_END)
+        if self.move(SessionInput.SEND_END) is SessionState.END_SENT:
+            self.connection.link_counts.end()
 
     def on_connection_end(self) -> None:
         """End with the connection; later calls of the application do nothing. ``forget_deliveries`` releases the rest."""
@@ -372,8 +372,8 @@ class Session:
 
     def _detach_links(self) -> None:
         for link in self.links.values():
-            link.state, link.credit = LinkState.DETACHED, 0
             self.connection.link_counts.remove(link)
+            link.state, link.credit = LinkState.DETACHED, 0
             if isinstance(link, ReceiverLink):
                 link.drop_partial()
         self.links.clear()
@@ -413,7 +413,7 @@ class Session:
                 if link.state is LinkState.ATTACHED:
                     self.emit(AttachConfirmed(link))
                 return
-        self.connection.link_counts.check(self.detaching, self.limits.links_max)
+        self.connection.link_counts.check(self.limits.links_max)
         link = (SenderLink if attach.role else ReceiverLink)(self, attach.name, self._take_handle())
         self.links[link.handle] = self._by_remote_handle[attach.handle] = link
         self.connection.link_counts.add(link)

@@ -9,8 +9,8 @@ from sys import getsizeof
 from typing import Final, NamedTuple
 
 from bascule.broker.errors import ResourceLimit
-from bascule.broker.fair_shares import StepsUse
-from bascule.broker.memory import CLIENT_ID_BYTES, ROUTE_BYTES, MemoryAccount
+from bascule.broker.fair_shares import USER_SHARE, Beyond, StepsUse, beyond, of_user_beyond
+from bascule.broker.memory import CLIENT_ID_BYTES, QUEUE_BYTES, ROUTE_BYTES, MemoryAccount
 from bascule.broker.policy import Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.subscription_names import owner_of
@@ -97,6 +97,14 @@ def _pattern_steps(queue: BrokerQueue) -> int:
     return max(len(words) // PATTERN_WORDS_PER_STEP, int(spreads))
 
 
+def _names_bytes(queue: BrokerQueue) -> int:
+    return sum(map(getsizeof, {queue.name, queue.address, queue.subscription}))
+
+
+def _queue_bytes(queue: BrokerQueue) -> int:
+    return QUEUE_BYTES + _names_bytes(queue)
+
+
 def _size_of(address: str, route: Route) -> int:
     return ROUTE_BYTES + getsizeof(address) + getsizeof(route.queues) + getsizeof(route.target.encoded)
 
@@ -129,6 +137,8 @@ class AddressBook:
     routes: dict[tuple[str, Routing], Route] = field(default_factory=dict)  # the routes that are kept
     _selector_steps: StepsUse = field(default_factory=StepsUse)  # by address; one sum for all addresses with wildcards
     _pattern_steps: StepsUse = field(default_factory=StepsUse)  # of all subscriptions with wildcards
+    _bytes_of: Counter[str] = field(default_factory=Counter)  # memory of queues and subscriptions, by the user who created them
+    _created_bytes: int = 0  # of these bytes, those of all users except the owner of the broker
 
     def __post_init__(self) -> None:
         self.use(self.diverts)
@@ -162,6 +172,17 @@ class AddressBook:
             queue.user = user
             self._count(queue, 1)
 
+    def check_room(self, queue: BrokerQueue) -> None:
+        """Check that there is memory for one more queue of a user; the owner of the broker always has some. Raises ResourceLimit."""
+        user, used, most = queue.user, self._created_bytes, self.memory.queues_max_bytes
+        found = beyond(_queue_bytes(queue), self._bytes_of[user], used, most) if user else None
+        if found is None:
+            return
+        whose = ""
+        if found is Beyond.SHARE:
+            whose, used, most = f" {of_user_beyond(user)}", self._bytes_of[user], int(USER_SHARE * most)
+        raise ResourceLimit(f"queue {queue.name[:60]!r}: queues and subscriptions{whose} use {used} bytes of {most} (broker.memory_bytes)")
+
     def check_steps(self, queue: BrokerQueue, replaces: BrokerQueue | None = None) -> None:
         """Check that selectors and patterns stay within their limits of steps with one more subscription. Raises ResourceLimit.
 
@@ -187,8 +208,13 @@ class AddressBook:
             )
 
     def _count(self, queue: BrokerQueue, change: int) -> None:
-        (self.memory.selectors.add if change > 0 else self.memory.selectors.remove)(queue.selector_text, queue.user)
-        self.names_bytes += change * sum(map(getsizeof, {queue.name, queue.address, queue.subscription}))
+        self.memory.selectors.add(change * queue.selector_chars, queue.user)
+        self.names_bytes += change * _names_bytes(queue)
+        self._bytes_of[queue.user] += change * _queue_bytes(queue)
+        if not self._bytes_of[queue.user]:
+            del self._bytes_of[queue.user]
+        if queue.user:
+            self._created_bytes += change * _queue_bytes(queue)
         self._pattern_steps.add(change * _pattern_steps(queue), "", queue.user)
         self._selector_steps.add(change * queue.wanting_steps, _steps_key(queue.address), queue.user)
         counts, client_id = [self.queues_of], None
@@ -269,15 +295,19 @@ class AddressBook:
         self.forget_routes()
 
     def _changed_by(self, queue: BrokerQueue) -> None:
-        """Forget the routes that a new or deleted queue may change. A queue that is no subscription is on one route only."""
-        if queue.routing is not Routing.ANYCAST:
+        """Forget the routes that a new or deleted queue may change: one, unless the queue is a subscription with wildcards.
+
+        Clients may create subscriptions all the time, and the route of a topic with many subscriptions takes long to compute.
+        """
+        if queue.routing is not Routing.ANYCAST and has_wildcards(queue.address):
             self._changed()
             return
         self.version += 1
         self.forgotten += 1
-        route = self.routes.pop((queue.name, Routing.ANYCAST), None)
+        address = queue.name if queue.routing is Routing.ANYCAST else queue.address
+        route = self.routes.pop((address, queue.routing), None)
         if route is not None:
-            self.routes_bytes -= _size_of(queue.name, route)
+            self.routes_bytes -= _size_of(address, route)
 
     def forget_routes(self) -> None:
         """Drop all routes; they are computed again when they are needed."""

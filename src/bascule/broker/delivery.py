@@ -127,10 +127,10 @@ class Deliveries:
         """Attach a consumer of a user to a queue, with a selector of its own. Raises ResourceLimit."""
         consumer = QueueConsumer(queue, port, user=user)
         if selector is not None:
-            self.memory.selectors.check(selector.text, user)
-            consumer.view = queue.ready.view(selector.text, partial(self.matches, selector))
-            self.memory.selectors.add(selector.text, user)
-            consumer.selector_text = selector.text
+            chars = self.memory.selectors.check(selector.text, user)
+            consumer.view = queue.ready.view(selector.text, partial(self.matches, selector), user)
+            self.memory.selectors.add(chars, user)
+            consumer.selector_text, consumer.selector_chars = selector.text, chars
         queue.consumers[consumer] = queue.takers[consumer] = None
         if queue.unused_since_ms:
             self._hooks.begin_use(queue)
@@ -151,7 +151,7 @@ class Deliveries:
             self.returns.begin(queue, queue.groups.leave(consumer))
         if consumer.view is not None:
             queue.ready.leave(consumer.selector_text)
-        self.memory.selectors.remove(consumer.selector_text, consumer.user)
+        self.memory.selectors.add(-consumer.selector_chars, consumer.user)
         unacked = list(consumer.unacked.values())
         consumer.unacked.clear()
         self.memory.unsettled -= len(unacked)

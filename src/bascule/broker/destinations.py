@@ -99,8 +99,10 @@ class Destinations:
         queue = BrokerQueue(self.next_queue_id, name, address, routing, self.policy.of(address), durable=durable)
         queue.select(selector)
         queue.user = user
-        self.addresses.check_steps(queue, replaces)
         queue.no_local_container, queue.subscription = no_local, subscription
+        if replaces is None or replaces.user != user:
+            self.addresses.check_room(queue)
+        self.addresses.check_steps(queue, replaces)
         queue.shared, queue.auto_created = shared, auto_created
         if replaces is not None:
             self.delete_queue(replaces)
@@ -188,7 +190,7 @@ class Destinations:
             consumer = consumers.popitem()[0]
             held, consumer.unacked = consumer.unacked, {}
             memory.unsettled -= len(held)
-            memory.selectors.remove(consumer.selector_text, consumer.user)
+            memory.selectors.add(-consumer.selector_chars, consumer.user)
             self.journaling.errors.run(ErrorKind.LINK, consumer.port.ended, QueueDeleted(f"queue {queue.name!r} has been deleted"))
             yield END_STEPS
             while held:

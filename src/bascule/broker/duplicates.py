@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import struct
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -36,10 +37,11 @@ SWEEP_STEPS = 5_000
 #: Steps to add the ids of one address, which may create a window.
 PENDING_STEPS: Final = 5
 #: Ids that a window keeps if all windows together use too much memory: twice the credit of a link. A producer that connects again after a
-#: failure repeats at most as many sends as its credit.
+#: failure repeats at most as many sends as its credit. Ids of the last minute are kept up to twice the share of the memory, because other
+#: producers of the address may have added more than these.
 KEPT_IDS_MIN = 2_000
-#: A window without new ids for this time, in seconds, is dropped if such windows keep the memory beyond twice the share: clients connect
-#: again sooner. The time before this broker served does not count, because no client could connect.
+#: Ids of this age, in seconds, are forgotten first, and a window without new ids for this time is dropped if the windows keep the memory
+#: beyond twice the share: clients connect again sooner. The time before this broker served does not count, because no client could connect.
 UNUSED_S: Final = 60
 #: Ids that are forgotten in a step of about a microsecond, and windows that are examined in one.
 FORGOTTEN_PER_STEP: Final = 8
@@ -129,8 +131,8 @@ class DuplicateWindow:
     """
 
     __slots__ = (
-        "_admits_repeats", "_earlier", "_forgotten_bytes", "_last", "_looked", "_oldest_ms", "_used_s", "added", "count_max", "digests",
-        "period_ms", "segments", "sequence",
+        "_admits_repeats", "_earlier", "_forgotten_bytes", "_last", "_looked", "_marked", "_marked_s", "_old", "_oldest_ms", "_used_s",
+        "added", "count_max", "digests", "period_ms", "segments", "sequence",
     )  # fmt: skip
 
     def __init__(
@@ -144,6 +146,8 @@ class DuplicateWindow:
         self.sequence = 0
         self.added = 0  # number of ids added so far; shows whether the window has new ids
         self._looked, self._used_s = -1, 0.0  # ``added`` at the last look, and the time of the first look with this number
+        #: ``added`` at a look that was at least UNUSED_S ago, at the last marked look, and the time of that look.
+        self._old, self._marked, self._marked_s = 0, 0, -math.inf
         self._last = bytearray()
         self._forgotten_bytes = 0  # at the start of the first segment, or of ``_last`` if there is no segment
         self._oldest_ms = 0  # no remembered id is older
@@ -254,7 +258,13 @@ class DuplicateWindow:
         """Note whether the window has new ids since the last look. Return the number of ids. ``now_s`` is a time of a monotonic clock."""
         if self._looked != self.added:
             self._looked, self._used_s = self.added, now_s
+        if now_s >= self._marked_s + UNUSED_S:
+            self._old, self._marked, self._marked_s = self._marked, self.added, now_s
         return len(self.digests)
+
+    def old(self, kept_min: int) -> int:
+        """Return the number of ids that are older than a minute in which the broker served, without the last ``kept_min`` ids."""
+        return max(0, len(self.digests) - max(kept_min, self.added - self._old))
 
     def used_s(self, now_s: float) -> float:
         """Return the time of the look that first found the newest id, ``now_s`` if none has found it yet."""
@@ -411,6 +421,17 @@ class DuplicateWindows:
         window, digest = self.by_address.get(address), digest_of(address, scope, identity)
         return digest if window is not None and window.repeats((digest,), now_ms) else None
 
+    def forgetting_old(self, count: int, counted: Callable[[int], object]) -> Iterator[int]:
+        """Forget at least ``count`` ids that are older than a minute, from the windows with most of them. See ``shortening``.
+
+        A client that lost its connection repeats its sends within this minute, however many other producers use the address.
+        """
+        windows = {window: window.old(self._least) for window in self.by_address.values()}
+        yield len(windows) // WINDOWS_PER_STEP
+        most = _shortened([*windows.values()], count, 0)
+        for window, old in windows.items():
+            yield from self._shorten(window, len(window.digests) - max(0, old - most), counted)
+
     def shortening(self, count: int, counted: Callable[[int], object]) -> Iterator[int]:
         """Forget at least ``count`` ids, the oldest ones of the longest windows, as far as windows have more than ``kept_min`` ids.
 
@@ -419,13 +440,19 @@ class DuplicateWindows:
         """
         windows = list(self.by_address.values())
         yield len(windows) // WINDOWS_PER_STEP
-        kept_min = 0 if DuplicateViolation.SHORTENED_TO_NOTHING in self._violations else self.kept_min
-        most = _shortened([len(window.digests) for window in windows], count, kept_min)
+        most = _shortened([len(window.digests) for window in windows], count, self._least)
         for window in windows:
-            while len(window.digests) > most:
-                forgotten = window.shorten(most)
-                counted(forgotten)
-                yield 1 + forgotten // FORGOTTEN_PER_STEP
+            yield from self._shorten(window, most, counted)
+
+    @property
+    def _least(self) -> int:
+        return 0 if DuplicateViolation.SHORTENED_TO_NOTHING in self._violations else self.kept_min
+
+    def _shorten(self, window: DuplicateWindow, most: int, counted: Callable[[int], object]) -> Iterator[int]:
+        while len(window.digests) > most:
+            forgotten = window.shorten(most)
+            counted(forgotten)
+            yield 1 + forgotten // FORGOTTEN_PER_STEP
 
     def dropping(self, count: int, counted: Callable[[int], object], now_s: float) -> Iterator[int]:
         """Drop windows with at least ``count`` ids, longest unused first, if so many are unused for ``unused_s``. See ``shortening``.

@@ -1,7 +1,8 @@
 """What one user may have of a resource that all users share.
 
-A user may have all of it while others have nothing. Once others have some, the user gets no more beyond its share. Users with little get a
-spare part beyond the limit, so that nobody is kept out by a user who came first.
+A user may have all of it while others have nothing. The last quarter is for users with less than half once others have some, and users with
+little get a spare quarter beyond the limit. So nobody is kept out by a user who came first, and a user with nearly everything, such as the
+only application of an installation beside a monitor, has three quarters in any order of connecting.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Final, NamedTuple
 
 from bascule.core.user_limits import ANONYMOUS
 
-#: Share of the steps that one user may have while others have some.
-STEPS_USER_SHARE: Final = 0.5
-#: Part of a limit that users with no more than this have beyond the limit.
+#: Share of a limit beyond which a user gets nothing of the last part, while others have some.
+USER_SHARE: Final = 0.5
+#: The last part of a limit, for users within their share; and the part of it that users with no more than this have beyond the limit.
 SPARE: Final = 0.25
 
 
@@ -22,20 +23,25 @@ class Beyond(enum.Enum):
     """What a request is beyond."""
 
     ALL = enum.auto()  # the limit of all users together
-    SHARE = enum.auto()  # the share of its user, while others have some
+    SHARE = enum.auto()  # the share of its user, while others have some and little is left
 
 
-def beyond(wanted: float, of_user: float, total: float, most: float, share: float) -> Beyond | None:
+def beyond(wanted: float, of_user: float, total: float, most: float) -> Beyond | None:
     """Return what a request for ``wanted`` more is beyond, or None if it is within the limits.
 
-    The user has ``of_user`` of the ``total``. All together may have ``most``, and one user ``share`` of this while others have some.
+    The user has ``of_user`` of the ``total``. All together may have ``most``.
     """
-    own = of_user + wanted
-    if total + wanted > most and (own > SPARE * most or total + wanted > (1 + SPARE) * most):
+    own, after = of_user + wanted, total + wanted
+    if after > most and (own > SPARE * most or after > (1 + SPARE) * most):
         return Beyond.ALL
-    if total > of_user and own > share * most:
+    if total > of_user and own > USER_SHARE * most and after > (1 - SPARE) * most:
         return Beyond.SHARE
     return None
+
+
+def of_user_beyond(user: str) -> str:
+    """Return the words of an error for a user that is beyond its share."""
+    return f"of user {user or ANONYMOUS!r}, while others have some and less than a quarter is free,"
 
 
 class StepsLimit(NamedTuple):
@@ -67,9 +73,9 @@ class StepsUse:
     def beyond(self, steps: int, fewer: int, key: str, user: str, replaced: str, most: int) -> StepsLimit | None:
         """Return the limit that a user's ``steps`` would exceed, if ``fewer`` steps of the user ``replaced`` end; None if there is room."""
         of_user = self._of_user[key, user] - (fewer if replaced == user else 0)
-        found = beyond(steps, of_user, self.total[key] - fewer, most, STEPS_USER_SHARE)
+        found = beyond(steps, of_user, self.total[key] - fewer, most)
         if found is None:
             return None
         if found is Beyond.ALL:
             return StepsLimit("all subscriptions", most)
-        return StepsLimit(f"the subscriptions of user {user or ANONYMOUS!r}, while others have some,", int(STEPS_USER_SHARE * most))
+        return StepsLimit(f"the subscriptions {of_user_beyond(user)}", int(USER_SHARE * most))

@@ -13,7 +13,7 @@ from bascule.broker.branch_entries import PreparePlan
 from bascule.broker.commit_plan import ACKS_PER_STEP, CommitPlan
 from bascule.broker.containment import ErrorKind
 from bascule.broker.delivery import Deliveries
-from bascule.broker.errors import MemoryLow, RequestFailed, ResourceLimit
+from bascule.broker.errors import RequestFailed, ResourceLimit
 from bascule.broker.leaving import Ack, collect
 from bascule.broker.memory import MESSAGE_BYTES, TRANSACTION_BYTES
 from bascule.broker.message import BrokerMessage
@@ -68,20 +68,20 @@ class LocalTransactions:
         self._rollback_commits = EngineViolation.ROLLBACK_COMMITS in violations
         self._refusal_forgotten = EngineViolation.REFUSAL_FORGOTTEN in violations
 
-    def begin(self, transaction_id: bytes) -> LocalTransaction:
-        """Begin a local transaction."""
-        transaction = self.open[transaction_id] = LocalTransaction(transaction_id, self.journaling.confirmed_sequence)
+    def begin(self, transaction_id: bytes, user: str = "") -> LocalTransaction:
+        """Begin a local transaction of a user."""
+        transaction = self.open[transaction_id] = LocalTransaction(transaction_id, self.journaling.confirmed_sequence, user)
         self._charge(transaction, TRANSACTION_BYTES)
         return transaction
 
     def _charge(self, transaction: LocalTransaction, size_bytes: int) -> None:
         """Add bytes to the memory that a transaction is charged for."""
         transaction.charged_bytes += size_bytes
-        self.memory.transactions_bytes += size_bytes
+        self.memory.charge_transaction(transaction.user, size_bytes)
 
     def _discharge(self, transaction: LocalTransaction) -> None:
         """Release all memory that a transaction is charged for, and its plan."""
-        self.memory.transactions_bytes -= transaction.charged_bytes
+        self.memory.charge_transaction(transaction.user, -transaction.charged_bytes)
         transaction.charged_bytes = 0
         if transaction.plan is not None:
             self.drop_plan(transaction)
@@ -134,10 +134,10 @@ class LocalTransactions:
             self.doom(transaction, ResourceLimit(f"the transaction is larger than {limit} bytes; commit more often"))
         elif len(drafts) > MESSAGES_PER_RECORD_MAX:
             self.doom(transaction, ResourceLimit(f"the transaction has more than {MESSAGES_PER_RECORD_MAX} messages; commit more often"))
-        elif memory.transactions_bytes > memory.transactions_max_bytes:
-            held, share = memory.transactions_bytes, memory.transactions_max_bytes
-            error = MemoryLow(f"open transactions hold {held} bytes, more than {share}; commit more often")
-            self.doom(transaction, error)
+        elif memory.transactions_bytes > memory.transactions_scarce_bytes:
+            error = memory.transactions_refusal(transaction.user)
+            if error is not None:
+                self.doom(transaction, error)
             return error
         return None
 

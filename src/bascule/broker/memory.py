@@ -7,12 +7,14 @@ measured periodically: :func:`measure` measures those of the engine, the shell t
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from bascule.broker.errors import MemoryLow, ResourceLimit
+from bascule.broker.fair_shares import SPARE, USER_SHARE, Beyond, beyond, of_user_beyond
 from bascule.broker.selector_use import SELECTOR_CHAR_BYTES, SelectorUse
 from bascule.broker.turns import Work
 from bascule.core import caches
@@ -56,14 +58,17 @@ IN_FLIGHT_COPIES: Final = 2
 #: Producers wait from the first share of the limit on, until at most the second share is used. The gap avoids quick alternation.
 BLOCK_AT: Final = 0.8
 FREE_AT: Final = 0.75
+#: Share of the limit at which duplicate windows begin to forget ids. Until then there is room for all ids.
+FORGET_AT: Final = 0.5
 #: Share of the limit that one part may use, so that no single part keeps producers blocked.
 BODIES_SHARE: Final = 0.25
 FIRST_BODIES_SHARE: Final = 0.015625  # of the first bodies of a queue, and of those of a start: messages behind them wait for long
 TRANSACTIONS_SHARE: Final = 0.25
 BRANCHES_SHARE: Final = 0.25
 SELECTORS_SHARE: Final = 0.125
-CONNECTIONS_SHARE: Final = 0.25  # above this share connections, sessions and links are refused
-WINDOWS_SHARE: Final = 0.125  # of duplicate windows: above this share the longest ones forget their oldest ids
+QUEUES_SHARE: Final = 0.625  # of queues and subscriptions that users have created, with their names: above it further ones are refused
+CONNECTIONS_SHARE: Final = 0.5  # above this share connections, sessions and links are refused; the default limits on numbers fit into it
+WINDOWS_SHARE: Final = 0.125  # of duplicate windows: above this share the longest ones forget their oldest ids, from FORGET_AT on
 CACHES_SHARE: Final = 0.0625  # above this share caches are emptied
 IN_FLIGHT_SHARE: Final = 0.0625  # of records in flight to the journal: above this share nothing is read from clients
 ACTIONS_SHARE: Final = 0.125  # of answers that wait for records: above this share nothing is read from clients
@@ -102,9 +107,10 @@ class MemoryAccount:
 
     __slots__ = (
         "_freeing", "_measured", "_measured_bytes", "_waiting", "actions_max", "begin", "block_at_bytes", "blocked", "bodies_bytes",
-        "bodies_max_bytes", "branches_max_bytes", "connections_max_bytes", "credit_max", "entries", "first_bodies_max_bytes",
-        "free_at_bytes", "in_flight_max_bytes", "ingress_bytes", "limit_bytes", "messages", "on_change", "plans_bytes", "producers", "run",
-        "selectors", "shortage", "transactions_bytes", "transactions_max_bytes", "unsettled",
+        "bodies_max_bytes", "branches_max_bytes", "connections_max_bytes", "credit_max", "entries", "first_bodies_max_bytes", "free_at_bytes",
+        "in_flight_max_bytes", "ingress_bytes", "limit_bytes", "messages", "on_change", "plans_bytes", "producers", "queues_max_bytes",
+        "run", "selectors", "shortage", "transactions_bytes", "transactions_max_bytes", "transactions_of", "transactions_scarce_bytes",
+        "unsettled",
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
@@ -115,6 +121,7 @@ class MemoryAccount:
         self.entries = 0  # places of messages in queues
         self.unsettled = 0  # deliveries
         self.transactions_bytes = 0
+        self.transactions_of: Counter[str] = Counter()  # of these bytes, by user
         self.plans_bytes = 0  # of plans of commits and branches: encoded entries that are not journaled yet
         self.ingress_bytes = 0
         self.producers = 0  # links that get credit
@@ -136,8 +143,10 @@ class MemoryAccount:
         self.bodies_max_bytes = int(BODIES_SHARE * limit_bytes)
         self.first_bodies_max_bytes = int(FIRST_BODIES_SHARE * limit_bytes)
         self.transactions_max_bytes = int(TRANSACTIONS_SHARE * limit_bytes)
+        self.transactions_scarce_bytes = int((1 - SPARE) * self.transactions_max_bytes)
         self.branches_max_bytes = int(BRANCHES_SHARE * limit_bytes)
         self.connections_max_bytes = int(CONNECTIONS_SHARE * limit_bytes)
+        self.queues_max_bytes = int(QUEUES_SHARE * limit_bytes)
         self.in_flight_max_bytes = int(IN_FLIGHT_SHARE * limit_bytes)
         #: Actions that wait for records. Requests without content, such as commits of empty transactions, add nothing but these.
         self.actions_max = int(ACTIONS_SHARE * limit_bytes) // ACTION_BYTES
@@ -161,14 +170,13 @@ class MemoryAccount:
         )
 
     @property
-    def connections_bytes(self) -> int:
-        """Return the bytes of connections, sessions and links, as of the last measurement."""
-        return self._measured.get(MemoryPart.CONNECTIONS, 0)
-
-    @property
     def exhausted(self) -> bool:
         """Return True if the limit is reached: even messages for which producers have credit are refused."""
         return self.used_bytes >= self.limit_bytes
+
+    def used_with(self, part: MemoryPart, size_bytes: int) -> int:
+        """Return the bytes that all parts use if a measured part uses ``size_bytes``."""
+        return self.used_bytes - self._measured.get(part, 0) + size_bytes
 
     def parts(self) -> dict[MemoryPart, int]:
         """Return the bytes that each part uses."""
@@ -232,6 +240,24 @@ class MemoryAccount:
         room = min(self.credit_max, (self.block_at_bytes - self.used_bytes) // (MESSAGE_BYTES + UNSETTLED_BYTES))
         return max(1, min(wanted, room // max(1, self.producers)))
 
+    def charge_transaction(self, user: str, change_bytes: int) -> None:
+        """Count memory of the open transactions of a user, or count it no more."""
+        self.transactions_bytes += change_bytes
+        self.transactions_of[user] += change_bytes
+        if not self.transactions_of[user]:
+            del self.transactions_of[user]
+
+    def transactions_refusal(self, user: str) -> ResourceLimit | None:
+        """Return the error if all open transactions, or those of a user, hold too much memory."""
+        held, most, own = self.transactions_bytes, self.transactions_max_bytes, self.transactions_of[user]
+        found = beyond(0, own, held, most)
+        if found is None:
+            return None
+        whose = "open transactions"
+        if found is Beyond.SHARE:
+            whose, held, most = f"the open transactions {of_user_beyond(user)}", own, int(USER_SHARE * most)
+        return MemoryLow(f"{whose} hold {held} bytes, more than {most}; commit more often")
+
     def refusal(self) -> ResourceLimit:
         """Return the error for a request that is refused while producers are blocked."""
         return MemoryLow(f"the broker is short of memory or disk space: {self.blocked}")
@@ -240,8 +266,8 @@ class MemoryAccount:
 def measuring(engine: Engine, parts: dict[MemoryPart, int], now_s: float = 0.0) -> Work:
     """Measure the parts of an engine that do not keep their own figures. Looks at each queue and each window once, in turns.
 
-    Caches that take more than their share are emptied first. Duplicate windows that take more than theirs forget ids. ``now_s`` is the time
-    of a monotonic clock in seconds, which shows how long a window is unused.
+    Caches that take more than their share are emptied first. Duplicate windows that take more than theirs forget ids if memory is short.
+    ``now_s`` is the time of a monotonic clock in seconds, which shows how long a window is unused.
     """
     if _cached_bytes(engine) > CACHES_SHARE * engine.memory.limit_bytes:
         caches.forget_peers()
@@ -262,14 +288,8 @@ def measuring(engine: Engine, parts: dict[MemoryPart, int], now_s: float = 0.0) 
         digests += sum([window.look(now_s) for window in found])
         yield len(found)
     windows_bytes = digests * DUPLICATE_BYTES + len(engine.windows.by_address) * WINDOW_BYTES
-    if (beyond_bytes := windows_bytes - int(WINDOWS_SHARE * engine.memory.limit_bytes)) > 0:
-        before = engine.counters.duplicate_ids_forgotten
-        yield from engine.windows.shortening(-(-beyond_bytes // DUPLICATE_BYTES), engine.counters.forgotten)
-        forgotten = engine.counters.duplicate_ids_forgotten - before
-        if (beyond_bytes := windows_bytes - forgotten * DUPLICATE_BYTES - int(2 * WINDOWS_SHARE * engine.memory.limit_bytes)) > 0:
-            yield from engine.windows.dropping(-(-beyond_bytes // DUPLICATE_BYTES), engine.counters.forgotten, now_s)
-            forgotten = engine.counters.duplicate_ids_forgotten - before
-        windows_bytes -= forgotten * DUPLICATE_BYTES
+    if engine.memory.used_with(MemoryPart.DUPLICATES, windows_bytes) > FORGET_AT * engine.memory.limit_bytes:
+        windows_bytes = yield from _forgetting(engine, windows_bytes, now_s)
     parts |= {
         MemoryPart.JOURNAL: IN_FLIGHT_COPIES * (journaling.in_flight_bytes + journaling.batch.size_bytes)
         + ACTION_BYTES * journaling.actions,
@@ -284,6 +304,20 @@ def measuring(engine: Engine, parts: dict[MemoryPart, int], now_s: float = 0.0) 
         ),
         MemoryPart.CACHES: _cached_bytes(engine),
     }
+
+
+def _forgetting(engine: Engine, windows_bytes: int, now_s: float) -> Generator[int, None, int]:
+    """Let duplicate windows that use ``windows_bytes`` and more than their share forget ids. Yields steps. Returns what they use then."""
+    limit_bytes, before, windows = engine.memory.limit_bytes, engine.counters.duplicate_ids_forgotten, engine.windows
+    ways = (
+        (windows.forgetting_old, WINDOWS_SHARE), (partial(windows.dropping, now_s=now_s), 2 * WINDOWS_SHARE),
+        (windows.shortening, 2 * WINDOWS_SHARE),
+    )  # fmt: skip
+    for forget, share in ways:
+        forgotten_bytes = (engine.counters.duplicate_ids_forgotten - before) * DUPLICATE_BYTES
+        if (beyond_bytes := windows_bytes - forgotten_bytes - int(share * limit_bytes)) > 0:
+            yield from forget(-(-beyond_bytes // DUPLICATE_BYTES), engine.counters.forgotten)
+    return windows_bytes - (engine.counters.duplicate_ids_forgotten - before) * DUPLICATE_BYTES
 
 
 def _cached_bytes(engine: Engine) -> int:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
 
 from bascule.broker.errors import ResourceLimit
+from bascule.broker.fair_shares import USER_SHARE, Beyond, beyond, of_user_beyond
 from bascule.core.user_limits import ANONYMOUS, LimitRules, UserResource
 
 #: Limits on the number and the size of prepared branches, so that transaction managers that never return cannot fill the memory.
 PREPARED_MAX = 10_000
 PREPARED_BYTES_MAX = 256 << 20
-#: Share of these bytes that the branches of one user may have: other users can prepare branches, whatever one user leaves behind.
-PREPARED_USER_SHARE: Final = 0.25
 
 
 class PreparedUse:
@@ -42,19 +40,27 @@ class PreparedUse:
             del self.count_of[user], self.bytes_of[user]
 
     def refusal(self, user: str, size_bytes: int, bytes_max: int, limits: LimitRules) -> ResourceLimit | None:
-        """Return why a user cannot prepare a branch of this size, or None. All branches together have at most ``bytes_max``."""
-        count, of = self.count_of[user], f"of user {user or ANONYMOUS!r}"
+        """Return why a user cannot prepare a branch of this size, or None. All branches together have at most ``bytes_max``.
+
+        The first branch of all has room whatever its size is.
+        """
+        count = self.count_of[user]
         most, setting = limits.of(user or ANONYMOUS, UserResource.PREPARED_BRANCHES)
         if most and count >= most:
+            of = f"of user {user or ANONYMOUS!r}"
             return ResourceLimit(f"{count} branches {of} are prepared and wait for their outcome ({setting}): `recover` lists them")
-        if self.count >= PREPARED_MAX:
-            return ResourceLimit(f"{self.count} branches are prepared and wait for their outcome: `recover` lists them")
-        limit = min(PREPARED_BYTES_MAX, bytes_max)
-        limit_of_user = int(PREPARED_USER_SHARE * limit)
-        size_of_user = self.bytes_of[user] + size_bytes
-        if count and size_of_user > limit_of_user:
-            return ResourceLimit(f"prepared branches {of} would hold {size_of_user} bytes, more than {limit_of_user}: `recover` lists them")
-        if self.count and self.size_bytes + size_bytes > limit:
-            total = self.size_bytes + size_bytes
-            return ResourceLimit(f"prepared branches would hold {total} bytes, more than {limit}: `recover` lists them")
-        return None
+        if not self.count:
+            return None
+        found = beyond(1, count, self.count, PREPARED_MAX)
+        if found is not None:
+            return _refusal(found, user, PREPARED_MAX, "branches")
+        bytes_max = min(PREPARED_BYTES_MAX, bytes_max)
+        found = beyond(size_bytes, self.bytes_of[user], self.size_bytes, bytes_max)
+        return None if found is None else _refusal(found, user, bytes_max, "bytes")
+
+
+def _refusal(found: Beyond, user: str, most: int, unit: str) -> ResourceLimit:
+    whose = "prepared branches"
+    if found is Beyond.SHARE:
+        whose, most = f"the prepared branches {of_user_beyond(user)}", int(USER_SHARE * most)
+    return ResourceLimit(f"{whose} may have {most} {unit}: end those that wait for their outcome, `recover` lists them")

@@ -17,6 +17,7 @@ from bascule.broker.policy import DROP, AddressPolicy
 from bascule.broker.ports import ConsumerPort
 from bascule.broker.ready import Ready, SelectorView
 from bascule.broker.schedule import ScheduledAction
+from bascule.broker.selector_use import counted_chars
 from bascule.broker.turns import Allowance
 from bascule.core.destination import Routing
 from bascule.jms.lookup import MessageLookup
@@ -36,12 +37,13 @@ FED_PER_STEP: Final = 2
 class QueueConsumer:
     """One consumer of a queue. ``unacked`` has its unsettled messages by position."""
 
-    __slots__ = ("port", "queue", "selector_text", "unacked", "user", "view")
+    __slots__ = ("port", "queue", "selector_chars", "selector_text", "unacked", "user", "view")
 
     def __init__(self, queue: BrokerQueue, port: ConsumerPort, selector_text: str = "", user: str = "") -> None:
         self.queue = queue
         self.port = port
         self.selector_text = selector_text
+        self.selector_chars = 0  # as SelectorUse counts them
         self.user = user  # to whom the selector counts
         self.view: SelectorView | None = None
         self.unacked: dict[int, BrokerMessage] = {}
@@ -59,8 +61,8 @@ class BrokerQueue:
         "_selector", "address", "asking", "auto_created", "blocked", "confirmed", "consumers", "counts", "delayed", "deleted", "dropping",
         "durable", "entering", "expiry_watched", "fed", "groups", "held", "held_bytes", "held_messages", "id", "idle_since_ms",
         "incoming", "incoming_bytes", "name", "no_local_container", "owner", "ready", "recovered_mid", "reserved_mid", "reserving_mid",
-        "returning", "routing", "selector_text", "settings", "shared", "starved", "subscription", "sweep_at_ms", "sweeping", "takers",
-        "timer_for", "unused_since_ms", "user", "volatile",
+        "returning", "routing", "selector_chars", "selector_text", "settings", "shared", "starved", "subscription", "sweep_at_ms",
+        "sweeping", "takers", "timer_for", "unused_since_ms", "user", "volatile",
     )  # fmt: skip
 
     def __init__(self, queue_id: int, name: str, address: str, routing: Routing, settings: AddressPolicy, *, durable: bool) -> None:
@@ -104,6 +106,7 @@ class BrokerQueue:
         self.reserving_mid = -1  # the same, including reservations that are not confirmed yet
         self.recovered_mid = -1  # the reserved mid when the journal was loaded
         self.selector_text = ""  # of a subscription
+        self.selector_chars = 0  # as SelectorUse counts them
         self._selector: Selector | None = None  # the compiled selector
         self.no_local_container = ""
         self.shared = False
@@ -156,7 +159,7 @@ class BrokerQueue:
 
     def select(self, text: str) -> None:
         """Set the selector of a subscription, "" for none. If an old selector no longer compiles, the subscription takes no messages."""
-        self.selector_text = text
+        self.selector_text, self.selector_chars = text, counted_chars(text)
         if text:
             with suppress(SelectorError):  # an earlier version accepted this selector
                 self._selector = compile_selector(text)
@@ -396,7 +399,7 @@ class BrokerQueue:
     def indexed_entries(self) -> int:
         """Return the number of entries in indexes that do not contain all messages."""
         in_views = self.ready.in_views if self.ready.views else 0
-        return in_views + len(self.counts) + (self.groups.count if self.groups is not None else 0)
+        return in_views + len(self.counts) + (self.groups.count + len(self.groups.holders) if self.groups is not None else 0)
 
     @property
     def delivering_count(self) -> int:

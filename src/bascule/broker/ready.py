@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bascule.broker.errors import ResourceLimit
+from bascule.broker.fair_shares import SPARE, USER_SHARE, Beyond, beyond, of_user_beyond
 from bascule.broker.message import PRIORITY_MAX, BrokerMessage
 from bascule.broker.order import Line, Lines
 from bascule.broker.turns import Allowance
@@ -50,16 +51,27 @@ class Ready(Lines):
                 view.discard(message)
         return True
 
-    def view(self, text: str, matches: Matches) -> SelectorView:
-        """Return the view of a selector, and count its new user. Raises ResourceLimit."""
+    def view(self, text: str, matches: Matches, user: str = "") -> SelectorView:
+        """Return the view of a selector for a consumer of ``user``. Raises ResourceLimit."""
         view = self.views.get(text)
         if view is None:
-            if len(self.views) >= SELECTORS_MAX:
-                raise ResourceLimit(f"the consumers of the queue have {SELECTORS_MAX} different selectors, and may not have more")
-            view = self.views[text] = SelectorView(self, matches)
+            self._check(user)
+            view = self.views[text] = SelectorView(self, matches, user)
             self.take_steps = len(self.views) // _VIEWS_PER_STEP
         view.users += 1
         return view
+
+    def _check(self, user: str) -> None:
+        """Check that a user may have one more selector that the queue does not have yet. Raises ResourceLimit."""
+        total, whose, most = len(self.views), "the consumers", SELECTORS_MAX
+        if total < (1 - SPARE) * most:
+            return
+        found = beyond(1, sum(view.user == user for view in self.views.values()), total, most)
+        if found is None:
+            return
+        if found is Beyond.SHARE:
+            whose, most = f"the consumers {of_user_beyond(user)}", int(USER_SHARE * most)
+        raise ResourceLimit(f"{whose} of the queue may have {most} different selectors")
 
     @property
     def in_views(self) -> int:
@@ -82,12 +94,13 @@ class SelectorView:
     again, and a long scan continues in the next turns of the event loop.
     """
 
-    __slots__ = ("_found", "_returned", "_seen", "matches", "ready", "users")
+    __slots__ = ("_found", "_returned", "_seen", "matches", "ready", "user", "users")
 
-    def __init__(self, ready: Ready, matches: Matches) -> None:
+    def __init__(self, ready: Ready, matches: Matches, user: str) -> None:
         self.ready = ready
         self.matches = matches
-        self.users = 0
+        self.user = user  # of the first consumer
+        self.users = 0  # consumers
         self._seen = [-1] * (PRIORITY_MAX + 1)  # the position up to which messages were evaluated, by priority
         self._found = Lines()  # matching messages that nobody has taken
         self._returned = Lines()  # messages that came back before the evaluated position, not evaluated again yet

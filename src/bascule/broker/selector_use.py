@@ -7,8 +7,7 @@ from collections import Counter
 from typing import Final
 
 from bascule.broker.errors import ResourceLimit
-from bascule.broker.fair_shares import Beyond, beyond
-from bascule.core.user_limits import ANONYMOUS
+from bascule.broker.fair_shares import USER_SHARE, Beyond, beyond, of_user_beyond
 
 #: A compiled selector, for each character of its text.
 SELECTOR_CHAR_BYTES: Final = 150
@@ -16,8 +15,6 @@ SELECTOR_CHAR_BYTES: Final = 150
 LONG_STRING: Final = 64
 #: Copies of such a string: in the text, in the compiled selector, and one while it is stored.
 STRING_COPIES: Final = 3
-#: Share of the characters of all selectors that one user may have while others have selectors.
-SELECTORS_USER_SHARE: Final = 0.25
 #: A string, perhaps a pattern. No part gives back what it has matched, so a search takes time proportional to the length.
 _STRING: Final = re.compile(r"(LIKE[ \t\f\r\n]*+)?'((?:[^']|'')*+)'", re.IGNORECASE)
 
@@ -33,7 +30,7 @@ def counted_chars(text: str) -> int:
 
 
 class SelectorUse:
-    """The characters of the selectors of consumers and subscriptions, with the limit ``chars_max``."""
+    """The counted characters of the selectors of consumers and subscriptions, with the limit ``chars_max``."""
 
     __slots__ = ("_chars_of", "chars", "chars_max")
 
@@ -47,25 +44,19 @@ class SelectorUse:
         """Return the memory of all selectors."""
         return self.chars * SELECTOR_CHAR_BYTES
 
-    def check(self, text: str, user: str) -> None:
-        """Check that there is room for one more selector of a user. Raises ResourceLimit."""
-        found = beyond(counted_chars(text), self._chars_of[user], self.chars, self.chars_max, SELECTORS_USER_SHARE)
+    def check(self, text: str, user: str) -> int:
+        """Return the characters that a selector counts as, if there is room for one more selector of a user. Raises ResourceLimit."""
+        chars = counted_chars(text)
+        found = beyond(chars, self._chars_of[user], self.chars, self.chars_max)
         if found is None:
-            return
-        of, most = "all selectors together", self.chars_max
+            return chars
+        whose, most = "all selectors together", self.chars_max
         if found is Beyond.SHARE:
-            of, most = f"while others have selectors, those of user {user or ANONYMOUS!r}", int(SELECTORS_USER_SHARE * most)
-        raise ResourceLimit(f"the selector has {len(text)} characters; {of} may have {most} (broker.memory_bytes)")
+            whose, most = f"the selectors {of_user_beyond(user)}", int(USER_SHARE * most)
+        raise ResourceLimit(f"the selector has {len(text)} characters; {whose} may have {most} (broker.memory_bytes)")
 
-    def add(self, text: str, user: str) -> None:
-        """Count a selector, "" for none."""
-        self._count(counted_chars(text), user)
-
-    def remove(self, text: str, user: str) -> None:
-        """Count a selector no more."""
-        self._count(-counted_chars(text), user)
-
-    def _count(self, change: int, user: str) -> None:
+    def add(self, change: int, user: str) -> None:
+        """Count the characters of a selector, as ``check`` returned them. A negative number counts them no more."""
         if change:
             self.chars += change
             self._chars_of[user] += change

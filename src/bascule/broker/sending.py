@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
@@ -19,7 +20,7 @@ from bascule.broker.policy import BLOCK
 from bascule.broker.ports import SendPort
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.transactions import Draft, LocalTransaction
-from bascule.broker.turns import Retry
+from bascule.broker.turns import AfterStored, Retry
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.annotate import (
@@ -50,6 +51,14 @@ DUPLICATE_ID_PROPERTY = "_AMQ_DUPL_ID"
 _DUPLICATE_ID_BYTES = DUPLICATE_ID_PROPERTY.encode()
 _new: Final = tuple.__new__  # makes a Draft at less cost than Draft(...)
 _FLAGS_OF_DIGESTS = (0, SendFlag.DUPLICATE_ID, SendFlag.DUPLICATE_ID | SendFlag.SECOND_DUPLICATE_ID)
+
+
+class RoomDue(enum.Enum):
+    """When there is room for a message, or its sender has to try again."""
+
+    NOW = enum.auto()
+    NEXT_TURN = enum.auto()
+    STORED = enum.auto()  # once all decisions so far are stored
 
 
 #: Where a message goes: the route of its address, the queues that take it, its entry for the journal (b"" if the journal stores nothing),
@@ -118,11 +127,10 @@ class Sending:
     ) -> Retry | None:  # fmt: skip
         """Accept or refuse a message, and answer ``port``: once the message is stored, or at once in a transaction.
 
-        If a queue has to drop more messages than one turn has time for, or the message has to wait for others that enter many queues, and
-        the caller ``waits``, return a function to call in the next turn; else None. The message of a caller that does not wait goes in at
-        once, and the queue makes room for it later. ``duplicate_ids`` are the ids that an earlier try has found, since the search in a
-        large body takes long. ``user`` is the login of the sender, "" without one: only the user that has sent a message repeats it.
-        ``number`` is the number of the sender among those that wait for other messages, 0 if it has not waited yet.
+        If the message has to wait for room or for other messages, and the caller ``waits``, return a function to call later; else None.
+        Without ``waits`` it goes in at once, and the queue makes room later. ``duplicate_ids`` are those that an earlier try has found.
+        ``user`` is the login of the sender, "" without one: only the user that has sent a message repeats it. ``number`` is the number
+        of the sender among those that wait for other messages, 0 if it has not waited yet.
         """
         fan_out = self._deliveries.fan_out
         try:
@@ -138,12 +146,13 @@ class Sending:
             route = self.addresses.routes.get((address, routing)) or self.addresses.route(address, routing)
             stored = scan.durable and route.recorded
             late = waits and not stored and not fan_out.admits(route.queues, number)
-            if late or (route.limited and not self._make_room(route, address, duplicate_ids, waits=waits)):
-                number = 0 if stored else fan_out.wait(route.queues, number)
-                return partial(
-                    self.send, address, routing, body, scan, container, port, token, transaction, waits=True, duplicate_ids=duplicate_ids,
-                    number=number,
-                )  # fmt: skip
+            if late or route.limited:
+                due = RoomDue.NEXT_TURN if late else self._make_room(route, address, duplicate_ids, waits=waits)
+                if due is not RoomDue.NOW:
+                    number = 0 if stored else fan_out.wait(route.queues, number)
+                    options: dict[str, Any] = {"waits": True, "duplicate_ids": duplicate_ids, "number": number}
+                    retry = partial(self.send, address, routing, body, scan, container, port, token, transaction, **options)
+                    return AfterStored(retry) if due is RoomDue.STORED else retry
         except BasculeError as error:
             self._refuse_waiting(number, port, token, error, transaction)
             return None
@@ -208,8 +217,8 @@ class Sending:
             self.transactions.doom(transaction, self.memory.refusal())
         return transaction.doomed if self.memory.blocked else None
 
-    def _make_room(self, route: Route, address: str, duplicate_ids: tuple[bytes, ...], *, waits: bool) -> bool:
-        """Make room for a message in queues with limits. Return False if a queue continues in the next turns and the sender must wait.
+    def _make_room(self, route: Route, address: str, duplicate_ids: tuple[bytes, ...], *, waits: bool) -> RoomDue:
+        """Make room for a message in queues with limits. Return when there is room, or when the sender must try again.
 
         Raises QueueFull. A queue that blocks its producers is skipped: a producer that still sends had its credit before the queue was
         full.
@@ -221,16 +230,18 @@ class Sending:
                 if queue.settings.when_full == BLOCK or not queue.full():
                     continue
                 if queue.dropping and waits:
-                    return False  # the queues behind it are marked already, or are examined later
+                    return RoomDue.NEXT_TURN  # the queues behind it are marked already, or are examined later
                 dropped.drop(queue)
                 if queue.dropping:
                     dropping = True  # the next turns make room
                 elif queue.entering and queue.volatile is not None and queue.full():
                     if waits:
-                        return False  # a message that enters in a later turn can be dropped then; the queues behind it are examined then
+                        return RoomDue.NEXT_TURN  # a message that enters in a later turn can be dropped then, as those of queues behind it
+                elif waits and queue.incoming and queue.volatile is not None and queue.full():
+                    return RoomDue.STORED  # a message of a transaction, once the journal has stored it, can be dropped
                 elif queue.full() and not self._known(address, duplicate_ids):
                     raise QueueFull(f"queue {queue.name!r} is full: {queue.held_messages} messages, {queue.held_bytes} bytes")
-        return not (dropping and waits)
+        return RoomDue.NEXT_TURN if dropping and waits else RoomDue.NOW
 
     def dropped_messages(self) -> DroppedMessages:
         """Return a context in which full queues drop messages to make room."""

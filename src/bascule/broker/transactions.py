@@ -36,12 +36,13 @@ class LocalTransaction:
 
     __slots__ = (
         "acks", "begun_at", "charged_bytes", "charged_deliveries", "commit_steps", "doomed", "drafts", "handed_over", "id", "joined",
-        "plan", "queues", "routed_at", "since_ms", "size_bytes", "suspended",
+        "plan", "queues", "routed_at", "since_ms", "size_bytes", "suspended", "user",
     )  # fmt: skip
 
-    def __init__(self, transaction_id: bytes, begun_at: int) -> None:
+    def __init__(self, transaction_id: bytes, begun_at: int, user: str) -> None:
         """``begun_at`` is how far the journal was confirmed then."""
         self.id = transaction_id
+        self.user = user
         self.begun_at = begun_at
         self.drafts: list[Draft] = []
         self.acks: list[tuple[QueueConsumer, BrokerMessage]] = []

@@ -32,6 +32,24 @@ class Retry(Protocol):
         ...
 
 
+class AfterStored:
+    """A retry that has no effect before all decisions so far are stored, so it is not called in each turn."""
+
+    __slots__ = ("_retry",)
+
+    def __init__(self, retry: Retry) -> None:
+        self._retry = retry
+
+    def __call__(self) -> Retry | None:
+        """Try again: see Retry."""
+        return self._retry()
+
+
+def when_due(waiting: Retry, retry: Retry) -> Retry:
+    """Return ``retry``, to be called as soon as ``waiting``, which it calls."""
+    return AfterStored(retry) if isinstance(waiting, AfterStored) else retry
+
+
 class Allowance:
     """A number of steps that may still be spent. The piece that spends the last of it may overdraw it."""
 

@@ -193,7 +193,7 @@ class Broker(AddressSettings):
         default=50_000, ge=0, description="Maximum number of open local transactions of one user; 0 = no limit"
     )
     max_prepared_branches_per_user: AtOnce[int] = Field(
-        default=2_500, ge=0, description="Maximum number of prepared branches of one user; 0 = only the limit for all users together"
+        default=0, ge=0, description="Maximum number of prepared branches of one user; 0 = only the limit for all users together"
     )
     max_messages_per_s_per_user: AtOnce[int] = Field(
         default=0,

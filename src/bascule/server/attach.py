@@ -338,6 +338,8 @@ def detached(client: Client, link: Link, *, closed: bool, orderly: bool = False)
         if context.on_close is not None and not context.on_close.consumers:
             with client.changing():
                 engine.delete_queue(context.on_close)
+    elif isinstance(context, BrowserLink):
+        context.closed()
     queue = client.unsubscribing.pop(link, None)
     if queue is not None and closed:
         client.unsubscribed(queue)

@@ -29,6 +29,7 @@ from bascule.core.permissions import MANAGEMENT_ADDRESS, Permission, Unauthorize
 from bascule.server.allowance import UNLIMITED_SENDING
 from bascule.server.attach import detached
 from bascule.server.client_links import ClientLinks
+from bascule.server.connection_room import UserRoom
 from bascule.server.coordinator import CoordinatorLink
 from bascule.server.interruptions import ConnectionHistory
 from bascule.server.links import WRITE_BUFFER_BYTES, BrowserLink, ConsumerLink, ProducerLink
@@ -99,6 +100,7 @@ class Client:
         self.container = ""
         self.opened_s = 0.0  # by the monotonic clock
         self._usage: UserUsage | None = None  # of the client's user, once the connection is open
+        self.room: UserRoom | None = None  # the memory of this user's connections
         self.sending = UNLIMITED_SENDING
         self.history: ConnectionHistory | None = None  # of a client that may have reconnected
         self.reset: ConnectionReset | None = None
@@ -139,7 +141,7 @@ class Client:
         Sessions, links and transactions of the client count towards ``usage``.
         """
         self.sessions.tally, self.links.tally, self.transactions.tally = usage.sessions, usage.links, usage.transactions
-        self._usage, self.sending = usage, usage.sending
+        self._usage, self.sending, self.room = usage, usage.sending, usage.room
         self.engine = self._server.engine
         self.opened_s = time.monotonic()
         self.history = self._server.interruptions.opened(self.user, self.container, properties)
@@ -330,7 +332,7 @@ class Client:
         No later broker uses the same transaction id: a client with ``failover:`` may repeat a request about it to the next broker.
         """
         self.transactions.tally.check()
-        transaction = self.engine.begin(b"%x.%x" % (self.engine.journaling.epoch, next(_transaction_ids)))
+        transaction = self.engine.begin(b"%x.%x" % (self.engine.journaling.epoch, next(_transaction_ids)), self.user)
         self.transactions[transaction.id] = transaction
         return transaction
 

@@ -17,6 +17,7 @@ from bascule.amqp.states import ConnectionState
 from bascule.amqp.types import Symbol
 from bascule.broker.containment import ErrorKind
 from bascule.broker.errors import ResourceLimit
+from bascule.broker.turns import AfterStored, Retry
 from bascule.core.errors import BasculeError, Scope, check_answerable
 from bascule.core.log import get_log
 from bascule.server.attach import attach, detached
@@ -34,7 +35,6 @@ from bascule.server.traced_transfers import transfers_of
 from bascule.server.usage import UserUsage
 
 if TYPE_CHECKING:
-    from bascule.broker.turns import Retry
     from bascule.server.node import Node
 
 log = get_log(__name__)
@@ -144,7 +144,8 @@ class ClientConnection(asyncio.Protocol):
     def _go_on_later(self, transport: asyncio.Transport) -> None:
         self.behind = True
         transport.pause_reading()
-        self.later(self.handle_some)
+        later = partial(self.client.engine.journaling.tell, self.later) if isinstance(self._waiting, AfterStored) else self.later
+        later(self.handle_some)
 
     def _handle(self, take: Callable[..., Iterable[events.Event]], *arguments: Any) -> None:
         """Pass something to the AMQP engine, and handle the events that it returns."""
@@ -217,14 +218,14 @@ class ClientConnection(asyncio.Protocol):
 
     def read_on(self) -> None:
         """Resume reading, if the broker has room and the client reads its answers."""
-        unread = self._unread_answers_bytes > UNREAD_ANSWERS_BYTES or self._login is not None or self._has_more
-        if self._transport is not None and not self.client.lost and not unread and self not in self.server.held_back:
+        if self._transport is not None and not self.client.lost and self._unread_answers_bytes <= UNREAD_ANSWERS_BYTES and not self.unread:
             self._transport.resume_reading()
 
     @property
-    def _has_more(self) -> bool:
-        """Return True if received data is not handled yet, or if too many attaches wait for their answers."""
-        return bool(self._unhandled) or self._waiting is not None or self.amqp.unfinished is not None or self.client.links.full
+    def unread(self) -> bool:
+        """Return True if the broker does not read: received data or a login is not handled yet, or it has no room or too many attaches."""
+        behind = bool(self._unhandled) or self._waiting is not None or self.amqp.unfinished is not None or self.client.links.full
+        return behind or self._login is not None or self in self.server.held_back
 
     def send_output(self) -> None:
         """Write the output of the AMQP engine. An error concerns only this connection."""
@@ -373,10 +374,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _look_at_time(self) -> None:
         now_s = time.monotonic()
-        unread = self in self.server.held_back or self._has_more or self._login is not None
         if (left_s := self.client.login_left_s) <= 0:
             self.end(TOKEN_EXPIRED)
-        deadline_s = self.amqp.tick(now_s, unread=unread)
+        deadline_s = self.amqp.tick(now_s, unread=self.unread)
         self._later(min(TICK_S, max(deadline_s - now_s, 0.05), max(left_s, 0.05)), partial(self.server.client_turns.soon, self._ticking))
         if self.amqp.closed:
             # The socket may take long to end: other clients get the messages of this client at once.

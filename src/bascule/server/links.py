@@ -294,18 +294,27 @@ class BrowserLink:
     A long search continues in the next turns of the event loop; see bascule.broker.turns.
     """
 
-    __slots__ = ("_ahead", "_end", "_place", "_pumping", "_selector", "client", "link", "queue")
+    __slots__ = ("_ahead", "_chars", "_end", "_place", "_pumping", "_selector", "client", "link", "queue")
 
     def __init__(self, client: Client, link: SenderLink, queue: BrokerQueue, selector: Selector | None = None) -> None:
+        """Begin at the front of a queue. Raises ResourceLimit if there is no room for the selector."""
         self.client = client
         self.link = link
         self.queue = queue
         self._selector = selector
+        selectors = client.engine.memory.selectors
+        self._chars = 0 if selector is None else selectors.check(selector.text, client.user)
+        selectors.add(self._chars, client.user)
         look_steps = 1 if selector is None else EVALUATION_STEPS + selector.steps
         self._ahead = max(1, BROWSED_STEPS // (look_steps + DELIVERY_STEPS))
         self._end = client.engine.next_position
         self._place = FRONT
         self._pumping = False
+
+    def closed(self) -> None:
+        """Release the memory of the selector."""
+        self.client.engine.memory.selectors.add(-self._chars, self.client.user)
+        self._chars, self._selector = 0, None
 
     def pump(self) -> None:
         """Send what credit and connection allow."""

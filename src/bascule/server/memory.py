@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from sys import getsizeof
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from bascule.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
@@ -19,6 +19,7 @@ from bascule.core.log import get_log
 if TYPE_CHECKING:
     from bascule.broker.engine import Engine
     from bascule.server.connection import ClientConnection
+    from bascule.server.connection_room import UserRoom
     from bascule.server.spill import SpillFiles
 
 log = get_log(__name__)
@@ -37,14 +38,17 @@ DROP_STEPS: Final = 1_000
 CONNECTION_BYTES: Final = 24 << 10
 SESSION_BYTES: Final = 4 << 10
 LINK_BYTES: Final = 4 << 10
-#: Links that the broker has ended and that are looked at in one step.
-ENDED_PER_STEP: Final = 2
-#: Share of the limit for incomplete messages, and share for output that clients do not read.
+#: Shares of the limit for incomplete messages, for output that clients do not read, and for incomplete frames.
 PARTIAL_SHARE: Final = 0.125
 BUFFERS_SHARE: Final = 0.125
-#: Above that share, clients that have read nothing for the first time are disconnected; above twice the share, after the second time.
+FRAMES_SHARE: Final = 0.0625
+#: Above one of the last two shares, clients that have read nothing, or have ended no frame, for the first time are disconnected; above
+#: twice the share, after the second time.
 UNREAD_S: Final = 10.0
 UNREAD_PRESSING_S: Final = 1.0
+#: Links and sessions that the broker has ended and whose end the client has not answered from one measurement to the next, while the
+#: connections of its user have used up their memory. The broker keeps them, and the client could attach any number of links to be refused.
+UNANSWERED_MAX: Final = 16
 #: Caches are emptied this long after a connection has ended, and at most this often: their content serves clients that stay.
 FORGET_S: Final = 1.0
 
@@ -83,6 +87,32 @@ class PeerCaches:
         self._tell_gone(gone)
 
 
+class HeldBytes:
+    """The bytes that a measurement has found for each connection, and since when the number has not decreased.
+
+    ``since_s`` has both by connection, ``stuck`` also the bytes that are freed with a connection, which may be more.
+    """
+
+    __slots__ = ("_before", "now_s", "since_s", "size_bytes", "stuck")
+
+    def __init__(self, before: Mapping[ClientConnection, tuple[int, float]], now_s: float) -> None:
+        """``before`` is ``since_s`` of the measurement before."""
+        self._before = before
+        self.now_s = now_s
+        self.size_bytes = 0
+        self.since_s: dict[ClientConnection, tuple[int, float]] = {}
+        self.stuck: list[tuple[float, int, ClientConnection]] = []
+
+    def add(self, connection: ClientConnection, size_bytes: int, left_bytes: int, *, excused: bool = False) -> None:
+        """Add a connection that holds ``size_bytes``. ``left_bytes`` decreases while the client goes on. ``excused``: it need not go on."""
+        last_bytes, since_s = self._before.get(connection, (0, self.now_s))
+        if left_bytes < last_bytes or excused:
+            since_s = self.now_s
+        self.since_s[connection] = left_bytes, since_s
+        self.size_bytes += size_bytes
+        self.stuck.append((since_s, size_bytes, connection))
+
+
 class MemoryWatch:
     """Watches the memory of one engine and of the connections to it, from ``start`` to ``stop``."""
 
@@ -101,7 +131,7 @@ class MemoryWatch:
         self._partials = partials
         self._connections = connections
         self._dispatch = dispatch
-        self._unread: dict[ClientConnection, tuple[int, float]] = {}  # bytes, and since when the number has not decreased
+        self._unread, self._unended = HeldBytes({}, 0.0), HeldBytes({}, 0.0)
         self._timer: asyncio.TimerHandle | None = None
         self._account.on_change = self._changed
         self._compacting = self._writing = False
@@ -118,7 +148,7 @@ class MemoryWatch:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        self._unread.clear()
+        self._unread, self._unended = HeldBytes({}, 0.0), HeldBytes({}, 0.0)
         self._spill.on_waiting = None
 
     def _write_large(self) -> None:
@@ -151,31 +181,31 @@ class MemoryWatch:
             self._timer = asyncio.get_running_loop().call_later(max(MEASURE_S, steps * STEP_S / MEASURE_SHARE), self.start)
 
     def _measured(self, now_s: float) -> Work:
-        buffers_bytes = held_bytes = 0
-        stuck: list[tuple[float, int, ClientConnection]] = []
-        before = self._unread
-        unread: dict[ClientConnection, tuple[int, float]] = {}
+        held_bytes = 0
+        rest_bytes: Counter[UserRoom] = Counter()
+        overdue: list[tuple[ClientConnection, int]] = []
+        unread, unended = HeldBytes(self._unread.since_s, now_s), HeldBytes(self._unended.since_s, now_s)
         for connection in list(self._connections):
             yield CONNECTION_STEPS
             if connection.client.lost:
                 continue  # since the work began
-            held_bytes += _held_bytes(connection)
-            if ended_bytes := _ended_bytes(connection):
-                held_bytes += ended_bytes
-                yield ended_bytes // LINK_BYTES // ENDED_PER_STEP
+            size_bytes = _held_bytes(connection)
+            held_bytes += size_bytes
+            if (room := connection.client.room) is not None:
+                rest_bytes[room] += size_bytes - _counted_bytes(connection)
+            if (unanswered := connection.amqp.link_counts.overdue()) > UNANSWERED_MAX:
+                overdue.append((connection, unanswered))
             if unread_bytes := connection.unread_bytes:
-                buffers_bytes += unread_bytes
-                unsent_bytes = connection.unsent_bytes
-                last_bytes, since_s = before.get(connection, (0, now_s))
-                if unsent_bytes < last_bytes:
-                    since_s = now_s
-                unread[connection] = unsent_bytes, since_s
-                stuck.append((since_s, unread_bytes, connection))
+                unread.add(connection, unread_bytes, connection.unsent_bytes)
+            if frame_bytes := len(connection.amqp.buffer.kept):
+                unended.add(connection, frame_bytes, frame_bytes, excused=room is None or connection.unread)
         parts: dict[MemoryPart, int] = {}
         yield from measuring(self._engine, parts, now_s)
         if self._stopped:
             return
-        self._unread = unread
+        self._unread, self._unended = unread, unended
+        for room, size_bytes in rest_bytes.items():
+            room.measured(size_bytes)
         account = self._account
         account.shortage = self._spill.look()
         if self._spill.waiting_bytes:
@@ -183,14 +213,16 @@ class MemoryWatch:
         account.measured(
             {
                 **parts,
-                MemoryPart.PARTIAL: self._partials.used_bytes,
-                MemoryPart.BUFFERS: buffers_bytes + self._spill.waiting_bytes,
+                MemoryPart.PARTIAL: self._partials.used_bytes + unended.size_bytes,
+                MemoryPart.BUFFERS: unread.size_bytes + self._spill.waiting_bytes,
                 MemoryPart.CONNECTIONS: held_bytes,
             }
         )
         if not self._compacting and self._spill.wasteful:
             self._engine.turns.begin(self._compaction())
-        yield from self._drop_stuck(stuck, buffers_bytes, now_s)
+        yield from self._drop_overdue(overdue)
+        yield from self._drop(unread, BUFFERS_SHARE, "bytes wait for this client, and the client has read nothing")
+        yield from self._drop(unended, FRAMES_SHARE, "bytes of a frame have arrived, and the frame has not ended")
 
     def _compaction(self) -> Work:
         self._compacting = True
@@ -201,15 +233,25 @@ class MemoryWatch:
         finally:
             self._compacting = False
 
-    def _drop_stuck(self, stuck: list[tuple[float, int, ClientConnection]], buffers_bytes: int, now_s: float) -> Work:
-        """Disconnect the clients that have not read for longest, while such clients hold too much."""
-        share = int(BUFFERS_SHARE * self._account.limit_bytes)
-        for since_s, unread_bytes, connection in sorted(stuck, key=lambda each: each[0]):
-            if buffers_bytes <= share or now_s - since_s < (UNREAD_PRESSING_S if buffers_bytes > 2 * share else UNREAD_S):
+    def _drop_overdue(self, overdue: list[tuple[ClientConnection, int]]) -> Work:
+        """Disconnect the clients that do not answer the ends of their links and sessions, if their users have no memory left."""
+        for connection, unanswered in overdue:
+            room = connection.client.room
+            if room is not None and not room.has_room():
+                log.warning("client does not answer", peer=connection.peer, container=connection.client.container, unanswered=unanswered)
+                text = f"the user's connections use too much memory, and the client has not answered {unanswered} detach and end frames"
+                connection.drop(AmqpError(RESOURCE_LIMIT_EXCEEDED, text))
+                yield DROP_STEPS
+
+    def _drop(self, held: HeldBytes, share: float, what: str) -> Work:
+        """Disconnect the clients for which the broker has held bytes for longest, while it holds too many."""
+        size_bytes, most_bytes, now_s = held.size_bytes, int(share * self._account.limit_bytes), held.now_s
+        for since_s, held_bytes, connection in sorted(held.stuck, key=lambda each: each[0]):
+            if size_bytes <= most_bytes or now_s - since_s < (UNREAD_PRESSING_S if size_bytes > 2 * most_bytes else UNREAD_S):
                 return
-            buffers_bytes -= unread_bytes
-            text = f"{unread_bytes} bytes wait for this client, and the client has read nothing for {now_s - since_s:.0f} s"
-            log.warning("client does not read", peer=connection.peer, container=connection.client.container, unread_bytes=unread_bytes)
+            size_bytes -= held_bytes
+            text = f"{held_bytes} {what} for {now_s - since_s:.0f} s"
+            log.warning("client does not go on", peer=connection.peer, container=connection.client.container, reason=text)
             connection.drop(AmqpError(RESOURCE_LIMIT_EXCEEDED, text))
             yield DROP_STEPS
 
@@ -233,14 +275,12 @@ def _held_bytes(connection: ClientConnection) -> int:
     that has ended and that the client releases in later turns.
     """
     amqp = connection.amqp
-    links, counts = connection.client.links, connection.amqp.link_counts
+    links, counts = connection.client.links, amqp.link_counts
     links_bytes = LINK_BYTES * max(len(links), counts.count) + max(links.names_bytes, counts.names_bytes) + links.attach_bytes
-    return CONNECTION_BYTES + len(amqp.buffer.kept) + SESSION_BYTES * len(amqp.sessions) + links_bytes
+    return CONNECTION_BYTES + SESSION_BYTES * len(amqp.sessions) + links_bytes
 
 
-def _ended_bytes(connection: ClientConnection) -> int:
-    """Return the memory of the links that the broker has refused or ended, and whose client has not answered the detach."""
-    links, sessions = connection.client.links, connection.amqp.sessions.values()
-    if sum(len(session.links) for session in sessions) <= len(links):
-        return 0
-    return sum(LINK_BYTES + getsizeof(link.name) for session in sessions for link in session.links.values() if link not in links)
+def _counted_bytes(connection: ClientConnection) -> int:
+    """Return the part of the memory of a connection that counts for its user while it is connected: see Usage."""
+    client = connection.client
+    return CONNECTION_BYTES + SESSION_BYTES * len(client.sessions) + LINK_BYTES * len(client.links)

@@ -10,6 +10,7 @@ from bascule.amqp.errors import NOT_ALLOWED, NOT_IMPLEMENTED, UNAUTHORIZED_ACCES
 from bascule.amqp.events import TransferDiscarded, Transferred
 from bascule.broker.containment import ErrorContainment, ErrorKind
 from bascule.broker.errors import RequestFailed
+from bascule.broker.turns import Retry, when_due
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError, check_answerable
 from bascule.core.permissions import MANAGEMENT_ADDRESS
@@ -21,7 +22,6 @@ from bascule.server.attach import place_of_message, routing_at
 from bascule.server.links import PRODUCER_CREDIT_LOW, ProducerLink
 
 if TYPE_CHECKING:
-    from bascule.broker.turns import Retry
     from bascule.server.client import Client
     from bascule.server.user_ids import UserIdRule
 
@@ -85,7 +85,7 @@ class Transfers:
                 address, routing, body, facts, client.container, producer, event, transaction, waits=True, user=client.login
             )  # fmt: skip
             if waiting is not None:
-                return partial(self._take_later, event, producer, address, routing, waiting)
+                return when_due(waiting, partial(self._take_later, event, producer, address, routing, waiting))
         if event.link.credit < PRODUCER_CREDIT_LOW:
             producer.top_up()
         return None
@@ -113,7 +113,7 @@ class Transfers:
             self._refuse(event, producer, error)
         else:
             if (waiting := send()) is not None:
-                return partial(self._take_later, event, producer, address, routing, waiting)
+                return when_due(waiting, partial(self._take_later, event, producer, address, routing, waiting))
         producer.top_up()
         return None
 

@@ -192,6 +192,7 @@ class Usage:
         for tally in (self.connections, of_address, usage.connections):
             tally.add(-1)
         if not usage.connections.count:
+            usage.room.measured(0)
             del self.users[user]
             self._keep(user, usage.sending)
         if not of_address.count:

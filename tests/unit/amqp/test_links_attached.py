@@ -21,7 +21,7 @@ from bascule.amqp.errors import (
     IllegalUse,
 )  # fmt: skip
 from bascule.amqp.events import AttachConfirmed, Attached, Detached, Dispositioned, Flowed, SessionBegun, SessionEnded, Transferred
-from bascule.amqp.limits import DETACHING_MAX, PERFORMATIVE_SIZE_BYTES_MAX, ConnectionLimits
+from bascule.amqp.limits import PERFORMATIVE_SIZE_BYTES_MAX, ConnectionLimits
 from bascule.amqp.link import ReceiverLink, SenderLink
 from bascule.amqp.performatives import (
     ACCEPTED,
@@ -379,30 +379,34 @@ def test_refused_links_count_until_the_peer_answers_their_detach() -> None:
     assert counts.names_bytes >= 5 * len("link 0")
     for handle in range(5):
         script.say(Detach(handle, True))
-    assert (counts.count, counts.names_bytes, script.server.sessions[0].detaching) == (0, 0, 0)
+    assert (counts.count, counts.names_bytes, counts.unanswered) == (0, 0, 0)
 
 
-def test_a_peer_that_does_not_answer_the_detach_of_its_links_loses_its_session() -> None:
+def test_an_end_is_overdue_if_it_was_unanswered_before() -> None:
     script = Script().begun()
-    refused(script, DETACHING_MAX + 1)
-    script.server.data_to_send()
-    script.say(attach(DETACHING_MAX + 1))
-    error = script.answer(End).error
-    assert error is not None
-    assert error.condition == RESOURCE_LIMIT_EXCEEDED
-    assert "has not answered the detach" in (error.description or "")
-    assert (script.server.link_counts.count, script.server.link_counts.names_bytes) == (0, 0)
+    counts = script.server.link_counts
+    refused(script, 5)
+    assert counts.overdue() == 0
+    refused(script, 4, 5)
+    script.say(Detach(0, True))
+    assert (counts.overdue(), counts.unanswered) == (4, 8)
+    for handle in range(1, 7):
+        script.say(Detach(handle, True))
+    assert (counts.overdue(), counts.overdue()) == (2, 2)
+    script.say(Begin(None, 0, 100, 100), channel=1)
+    script.server.sessions[1].end(AmqpError(NOT_FOUND, "too many"))
+    assert (counts.overdue(), counts.overdue()) == (2, 3)
+    script.say(End(), channel=1)
+    assert (counts.overdue(), counts.unanswered) == (2, 2)
 
 
-def test_a_peer_that_answers_late_keeps_its_session() -> None:
+def test_the_end_of_a_session_answers_the_detaches_of_its_links() -> None:
     script = Script().begun()
-    for first in range(0, 1000, 200):
-        refused(script, 200, first)
-        for handle in range(first, first + 200):
-            script.say(Detach(handle, True))
-    script.server.data_to_send()
-    script.say(attach(1000))
-    assert len(script.server.sessions[0].links) == 1
+    refused(script, 5)
+    script.server.sessions[0].end()
+    assert script.server.link_counts.unanswered == 6
+    script.say(End())
+    assert script.server.link_counts.unanswered == 0
 
 
 @pytest.mark.parametrize("by", ["client", "server"])
@@ -419,4 +423,4 @@ def test_links_of_both_ends_count_until_they_are_detached(by: str) -> None:
     session.end()
     pair.run()
     assert [(each.count, each.names_bytes) for each in counts] == [(0, 0), (0, 0)]
-    assert ours.session.detaching == theirs.session.detaching == 0
+    assert [each.unanswered for each in counts] == [0, 0]

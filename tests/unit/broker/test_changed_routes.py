@@ -98,6 +98,27 @@ def test_short_commit_is_planned_if_its_routes_were_forgotten(bench: Bench) -> N
     assert transaction.plan is not None
 
 
+def test_subscription_without_wildcards_changes_no_route_but_its_own(bench: Bench) -> None:
+    book = bench.engine.addresses
+
+    def routes() -> dict[str, tuple[str, ...]]:
+        return {address: tuple(queue.name for queue in book.route(address, Routing.MULTICAST).queues) for address in ("t1", "t2")}
+
+    bench.subscription("first", "t1")
+    assert routes() == {"t1": ("first",), "t2": ()}
+    kept, kept_bytes = book.route("t1", Routing.MULTICAST), book.routes_bytes
+    second = bench.subscription("second", "t2")
+    assert routes() == {"t1": ("first",), "t2": ("second",)}
+    bench.engine.delete_queue(second)
+    assert routes() == {"t1": ("first",), "t2": ()}
+    assert book.route("t1", Routing.MULTICAST) is kept
+    assert book.routes_bytes == kept_bytes
+    everything = bench.subscription("everything", "#")
+    assert routes() == {"t1": ("first", "everything"), "t2": ("everything",)}
+    bench.engine.delete_queue(everything)
+    assert routes() == {"t1": ("first",), "t2": ()}
+
+
 def test_planned_messages_are_planned_again_one_by_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bascule.broker.local_transactions.PLANNED_STEPS", -1)
     transaction = sent(bench, lambda _: "t")

@@ -10,6 +10,7 @@ import pytest
 from bascule.broker.dropping import DROPPED_AT_ONCE
 from bascule.broker.errors import UnknownAddress
 from bascule.broker.policy import BLOCK, DROP, REJECT, AddressPolicy, Policy
+from bascule.broker.turns import AfterStored
 from bascule.core.destination import Routing
 from bascule.core.errors import BasculeError
 from bascule.jms.sections import scan
@@ -112,6 +113,40 @@ def test_sender_waits_while_many_small_messages_are_dropped_for_a_large_one() ->
     assert not queue.dropping
     assert bench.waiting(queue)[-1] == "new"
     assert not refusals(bench)
+
+
+def test_sender_waits_while_a_full_queue_has_only_messages_that_the_journal_stores() -> None:
+    bench = bench_with(when_full=DROP, max_messages=3)
+    queue, transaction = bench.queue(), bench.engine.begin(b"t")
+    for number in range(3):
+        bench.put(number, durable=False, transaction=transaction)
+    bench.put("durable", to="other", transaction=transaction)
+    bench.engine.commit(transaction, lambda *_: None)
+    body = bench.encode("new", durable=False)
+    retry = bench.engine.send("q", Routing.ANYCAST, body, scan(body), "client", bench.sender, "new", waits=True)
+    bench.broker.flush()
+    assert (queue.held_messages, queue.incoming) == (0, 3)
+    assert isinstance(retry, AfterStored)
+    retry = retry()
+    assert isinstance(retry, AfterStored)
+    bench.broker.settle()
+    assert retry() is None
+    bench.broker.settle()
+    assert bench.waiting(queue) == [1, 2, "new"]
+    assert not refusals(bench)
+
+
+def test_sender_is_refused_once_the_messages_that_a_full_queue_awaits_cannot_be_dropped() -> None:
+    bench = bench_with(when_full=DROP, max_messages=2)
+    bench.queue()
+    for number in range(2):
+        bench.put(number)
+    body = bench.encode("new", durable=False)
+    retry = bench.engine.send("q", Routing.ANYCAST, body, scan(body), "client", bench.sender, "new", waits=True)
+    assert isinstance(retry, AfterStored)
+    bench.broker.settle()
+    assert retry() is None
+    assert len(refusals(bench)) == 1
 
 
 class SearchedBody(bytes):

@@ -89,14 +89,23 @@ def test_an_ended_branch_counts_no_more(bench: Bench) -> None:
     assert used(bench) == (0, 0, {}, {})
 
 
-def test_the_bytes_of_the_branches_of_one_user_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(Policy())
-    monkeypatch.setattr(prepared_use, "PREPARED_BYTES_MAX", 40_000)
-    xids, refusal = prepare_all(bench, "mallory", "x" * 2_000)
-    assert 3 <= len(xids) <= 5
-    assert "prepared branches of user 'mallory' would hold" in str(refusal)
-    for _ in range(3):
-        prepare(bench, "alice", next(NUMBERS), "x" * 2_000)
+@pytest.mark.interpreted
+@pytest.mark.parametrize(("limit", "size", "unit"), [("PREPARED_MAX", 1, "branches"), ("PREPARED_BYTES_MAX", 2_000, "bytes")])
+def test_a_user_has_all_branches_while_others_have_none(monkeypatch: pytest.MonkeyPatch, limit: str, size: int, unit: str) -> None:
+    bench, most = Bench(Policy()), 20 * size
+    monkeypatch.setattr(prepared_use, limit, most)
+    xids, refusal = prepare_all(bench, "app", "x" * size)
+    assert 17 <= len(xids) <= 20
+    assert f"prepared branches may have {most} {unit}" in str(refusal)
+    for _ in range(4):  # users with little have a spare quarter
+        prepare(bench, "alice", next(NUMBERS), "x" * size)
+    for xid in xids:
+        branches.end(bench.engine, xid, Ending.ROLLED_BACK, lambda: None)
+    bench.broker.settle()
+    xids, refusal = prepare_all(bench, "app", "x" * size)
+    assert 9 <= len(xids) <= 11
+    text = f"the prepared branches of user 'app', while others have some and less than a quarter is free, may have {most // 2} {unit}"
+    assert text in str(refusal)
 
 
 def test_a_first_branch_is_taken_whatever_its_size() -> None:
