@@ -22,7 +22,7 @@ from bascule.broker.engine import Engine
 from bascule.broker.errors import BrokerFault
 from bascule.broker.held import HeldCopy
 from bascule.broker.queue import BrokerQueue
-from bascule.broker.snapshot import Snapshot
+from bascule.broker.snapshot import PACKED_NUMBERS, Snapshot
 from bascule.broker.turns import Work
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import INDEX_MAX, mid_of
@@ -103,7 +103,10 @@ class CollectedQueue:
         """Return the mids of the messages, ascending, and the delivery counts by mid."""
         mids, removed = self.copy.mids, {*self.copy.removed, *self.leaving}
         if removed:
-            mids = array("Q", [mid for mid in mids if mid not in removed])
+            kept = array("Q")
+            for start in range(0, len(mids), PACKED_NUMBERS):  # in parts: one call would keep the interpreter lock for all
+                kept.extend([mid for mid in mids[start : start + PACKED_NUMBERS] if mid not in removed])
+            mids = kept
         counts = sorted((mid, count) for mid, count in self.copy.counts.items() if count and has(mids, mid))
         if self.unconfirmed:
             first = bisect_left(mids, min(self.unconfirmed))

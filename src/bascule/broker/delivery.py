@@ -95,8 +95,8 @@ class Deliveries:
                     if message.expiry_ms:
                         self.watch_expiry(queue, message.expiry_ms)
         if message.references:
-            for_long = self.memory.bodies_bytes > self.memory.first_bodies_max_bytes and self._behind_many(queues)
-            self.bodies.hold(message, for_long=for_long)
+            much = self.memory.bodies_bytes > self.memory.first_bodies_max_bytes
+            self.bodies.hold(message, for_long=much and self.bodies.roomy and self._behind_many(queues))
         return None
 
     def _behind_many(self, queues: Collection[BrokerQueue]) -> bool:

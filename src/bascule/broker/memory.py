@@ -107,10 +107,10 @@ class MemoryAccount:
 
     __slots__ = (
         "_freeing", "_measured", "_measured_bytes", "_waiting", "actions_max", "begin", "block_at_bytes", "blocked", "bodies_bytes",
-        "bodies_max_bytes", "branches_max_bytes", "connections_max_bytes", "credit_max", "entries", "first_bodies_max_bytes", "free_at_bytes",
-        "in_flight_max_bytes", "ingress_bytes", "limit_bytes", "messages", "on_change", "plans_bytes", "producers", "queues_max_bytes",
-        "run", "selectors", "shortage", "transactions_bytes", "transactions_max_bytes", "transactions_of", "transactions_scarce_bytes",
-        "unsettled",
+        "bodies_max_bytes", "branches_max_bytes", "connections_max_bytes", "credit_max", "entries", "first_bodies_max_bytes",
+        "free_at_bytes", "in_flight_max_bytes", "ingress_bytes", "limit_bytes", "messages", "on_change", "plans_bytes", "producers",
+        "queues_max_bytes", "run", "selectors", "shortage", "transactions_bytes", "transactions_max_bytes", "transactions_of",
+        "transactions_scarce_bytes", "unsettled",
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:

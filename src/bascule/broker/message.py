@@ -43,6 +43,10 @@ class BodyOwner(Protocol):
 class BodyStore(Protocol):
     """A store for bodies that do not fit into memory. It is only a cache: the journal has the same bodies."""
 
+    @property
+    def roomy(self) -> bool:
+        """Return True if most of the room is left: bodies may be stored before memory is short."""
+
     def put(self, body: bytes, owner: BodyOwner) -> int:
         """Store ``body``; return a handle, 0 or more. Raises OSError, and stores nothing, if there is no room.
 
@@ -104,6 +108,11 @@ class Bodies:
     def memory_bytes(self) -> int:
         """Return the bytes of bodies in memory."""
         return self.account.bodies_bytes
+
+    @property
+    def roomy(self) -> bool:
+        """Return True if there is a store, and most of its room is left."""
+        return self.store is not None and self.store.roomy
 
     @staticmethod
     def read_steps(message: BrokerMessage) -> int:

@@ -26,6 +26,8 @@ SEGMENTS_MIN: Final = 16
 #: Disk space counts as short from the first share of the limit on, until at most the second share is used, or until the third factor of the
 #: required free space is free. The gap avoids quick alternation of producers.
 SHORT_AT, ENOUGH_AT, ENOUGH_FREE = 0.9, 0.8, 1.25
+#: Share of the room up to which bodies go to the files before memory is short. Beyond it, memory is used first: producers wait for neither.
+ROOMY = 0.5
 #: Bytes that are written at once: a system call for each body would be most of the cost.
 WRITE_BYTES: Final = 256 << 10
 #: Bytes that are read at once if bodies are read in the order of their arrival, as the consumer of a deep queue reads them.
@@ -100,6 +102,7 @@ class SpillFiles:
         self.free_min_bytes = free_min_bytes
         self.memory_bytes = memory_bytes
         self.shortage = ""
+        self.roomy = True
         self._segment_bytes = min(SEGMENT_BYTES, max(1, limit_bytes // SEGMENTS_MIN))
         self._segments: dict[int, SpillSegment] = {}
         self._last: SpillSegment | None = None  # the segment that is being written
@@ -250,8 +253,11 @@ class SpillFiles:
 
     def look(self) -> str:
         """Update and return ``shortage``. Raises nothing: a disk that reports an error counts as full."""
+        self.roomy = False
         try:
-            self.shortage = self._judge(self.free_bytes())
+            free_bytes = self.free_bytes()
+            self.shortage = self._judge(free_bytes)
+            self.roomy = not self.shortage and self.used_bytes <= ROOMY * self.limit_bytes and free_bytes >= self.free_min_bytes / ROOMY
         except OSError as error:
             self.shortage = f"spill files in {self._directory}: {error}"
         return self.shortage

@@ -16,6 +16,8 @@ from bascule.xa.errors import BranchRolledBack, Code, ResourceFailed
 from bascule.xa.xid import Xid
 
 _PUT: Final = f"SET LOCAL {SETTING} = 'begun'"
+#: Failed trials after which a database has no marks. A lost connection may be the reason of one.
+TRIALS: Final = 3
 _LOOK: Final = f"SELECT current_setting('{SETTING}', true)"
 
 
@@ -25,18 +27,19 @@ class BranchMark:
     def __init__(self, trial: Callable[[], AbstractContextManager[Any]]) -> None:
         """``trial`` yields a connection with a branch in which nobody works, and rolls the branch back."""
         self._trial = trial
-        self._possible: bool | None = None  # None: not tried yet
+        self.works: bool | None = None  # None: not known yet
+        self._failures = 0
 
     def put(self, raw: Any) -> None:
         """Mark the transaction of a connection, if the database can."""
-        if self._possible is None:
-            self._possible = self._works()
-        if self._possible:
+        if self.works is None:
+            self.works = self._tried()
+        if self.works:
             _put(raw)
 
     def check(self, raw: Any, xid: Xid) -> None:
         """Raise BranchRolledBack if the transaction of a connection has failed, or is not the one that was marked."""
-        if not self._possible:
+        if not self.works:
             return
         try:
             there = _is_there(raw)
@@ -48,13 +51,14 @@ class BranchMark:
         if not there:
             raise _ended(xid, Code.XA_RBROLLBACK)
 
-    def _works(self) -> bool:
+    def _tried(self) -> bool | None:
         with self._trial() as raw:
             try:
                 _put(raw)
                 return _is_there(raw)
             except Exception:
-                return False
+                self._failures += 1
+                return False if self._failures == TRIALS else None
 
 
 def _put(raw: Any) -> None:

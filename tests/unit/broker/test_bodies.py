@@ -11,6 +11,7 @@ class Store:
 
     def __init__(self) -> None:
         self.bodies: dict[int, bytes] = {}
+        self.roomy = True
 
     def put(self, body: bytes, owner: BodyOwner) -> int:
         handle = len(self.bodies)
@@ -80,6 +81,13 @@ def test_bodies_behind_the_first_messages_of_a_queue_are_spilled_before_memory_i
     bench.fill("other queue", to="other")
     assert [message.body is None for message in bench.queue("other").ready] == [False]
     assert bench.got(bench.consumer()) == [*range(9)]
+
+
+def test_bodies_stay_in_memory_that_is_free_if_the_store_has_little_room(bench: Bench, store: Store) -> None:
+    bench.engine.bodies.store, bench.engine.memory.first_bodies_max_bytes = store, 3 * len(bench.encode(0))
+    store.roomy = False
+    bench.fill(*range(9))
+    assert [message.body is None for message in bench.queue().ready] == [False] * 9
 
 
 def test_body_stays_in_memory_if_one_of_its_subscriptions_delivers_it_soon(bench: Bench, store: Store) -> None:

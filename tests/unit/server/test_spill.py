@@ -71,9 +71,12 @@ def test_files_stay_within_their_limit_and_report_a_shortage_before(tmp_path: Pa
     files = SpillFiles(tmp_path / "bodies", limit_bytes=1 << 20)
     body = b"x" * 10_000
     kept: list[Kept] = []
+    files.look()
+    assert files.roomy
     while not files.look():
         kept.append(Kept(files, body))
     assert "broker.spill_bytes" in files.shortage
+    assert not files.roomy
     with pytest.raises(OSError, match="spill_bytes"):
         kept.extend(Kept(files, body) for _ in range(100))
     assert files.used_bytes <= 1 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from bascule.core.errors import InvalidInput
 from bascule.testing.xa import ModelLog, ModelResource
 from bascule.threads.background import in_background
 from bascule.xa import TransactionManager
+from bascule.xa.branch_mark import TRIALS, BranchMark
 from bascule.xa.database import DbapiResource
 from bascule.xa.database_errors import in_words_of_xa
 from bascule.xa.errors import Code, ResourceError, ResourceFailed, RetryLater, UnknownXid
@@ -319,7 +321,46 @@ def test_database_that_cannot_mark_transactions_works_without_marks() -> None:
         resource.end(xid, success=True)
         assert resource.prepare(xid) is Vote.YES
         resource.commit(xid)
-    assert statements == ["SET LOCAL bascule.branch = 'begun'"]
+    assert statements == ["SET LOCAL bascule.branch = 'begun'"] * 2
+
+
+def test_lost_connection_of_a_trial_does_not_switch_the_marks_off() -> None:
+    fails = [True, False]
+
+    class Marked:
+        """A connection to a PostgreSQL. The first one is lost while it is in use."""
+
+        def __init__(self) -> None:
+            self._lost = fails.pop(0)
+
+        def cursor(self) -> Marked:
+            return self
+
+        def execute(self, _: str) -> None:
+            if self._lost:
+                raise Refusal
+
+        def fetchone(self) -> tuple[str]:
+            return ("begun",)
+
+        def close(self) -> None: ...
+
+    mark = BranchMark(lambda: nullcontext(Marked()))
+    mark.put(None)
+    assert mark.works is None
+    put: list[str] = []
+    connection = WithCursors(put)
+    with pytest.raises(Refusal):
+        mark.put(connection)
+    assert (mark.works, put) == (True, ["SET LOCAL bascule.branch = 'begun'"])
+
+
+def test_database_without_marks_is_tried_a_few_times() -> None:
+    statements: list[str] = []
+    mark = BranchMark(lambda: nullcontext(WithCursors(statements)))
+    for _ in range(TRIALS + 1):
+        mark.put(None)
+    assert (mark.works, len(statements)) == (False, TRIALS)
 
 
 def test_connection_of_unknown_driver_is_closed_after_branch() -> None:
@@ -336,4 +377,4 @@ def test_connection_of_unknown_driver_is_closed_after_branch() -> None:
         resource.start(xid, timeout_s=60)
         resource.end(xid, success=True)
         resource.commit(xid, one_phase=True)
-    assert [each.closed for each in connections] == [True] * 3  # one of them was used to try out marks
+    assert [each.closed for each in connections] == [True] * 4  # two of them were used to try out marks
