@@ -25,7 +25,7 @@ from bascule.broker.branches import Branches
 from bascule.broker.collecting import CollectedQueue, Collector
 from bascule.broker.delivery import Deliveries
 from bascule.broker.dropping import DroppedMessages
-from bascule.broker.duplicates import DuplicateWindow, RememberedIds
+from bascule.broker.duplicates import DuplicateWindow
 from bascule.broker.engine import Engine
 from bascule.broker.expiry import Expiry
 from bascule.broker.groups import Groups
@@ -38,6 +38,7 @@ from bascule.broker.plans import PlanInTurns
 from bascule.broker.policy import DROP, AddressPolicy, Policy
 from bascule.broker.queue import BrokerQueue
 from bascule.broker.ready import Ready, SelectorView
+from bascule.broker.remembered_ids import RememberedIds
 from bascule.core.xid import Xid
 from bascule.journal.branches import Ending
 from tests.property.broker_commands import BranchRun, RefusedRun, Run, SlowRun, SnapshotRun, run_all

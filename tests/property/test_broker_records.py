@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bascule.broker import snapshot as snapshots
-from bascule.broker.duplicates import ID_SIZE_BYTES, SEGMENT_BYTES, RememberedIds, Segment
+from bascule.broker.remembered_ids import ID_SIZE_BYTES, SEGMENT_BYTES, RememberedIds, Segment
 from bascule.broker.snapshot import Snapshot
 from bascule.journal.errors import RecordError
 from bascule.journal.offsets import OffsetMap

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bascule.broker import duplicates
+from bascule.broker import duplicates, remembered_ids
 from bascule.broker.duplicates import DuplicateWindow
 
 COUNT_MAX = 10
@@ -44,7 +44,8 @@ steps = st.one_of(
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicates, "SEGMENT_BYTES", 3 * duplicates.ID_SIZE_BYTES)
+    for module in (duplicates, remembered_ids):
+        monkeypatch.setattr(module, "SEGMENT_BYTES", 3 * remembered_ids.ID_SIZE_BYTES)
 
 
 @given(st.lists(steps, max_size=60))

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from bascule.broker.duplicates import Segment
+from bascule.broker.remembered_ids import Segment
 from bascule.broker.snapshot import EncodedSnapshot
 from bascule.embedded.kafka import EmbeddedKafka
 from bascule.kafka.admin import Topics

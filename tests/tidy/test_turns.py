@@ -68,7 +68,7 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "runs in another thread": (
         "broker/collecting.py CollectedQueue.state", "broker/collecting.py CollectedState.snapshot",
-        "broker/duplicates.py RememberedIds._packed", "broker/duplicates.py RememberedIds.without",
+        "broker/remembered_ids.py RememberedIds._packed", "broker/remembered_ids.py RememberedIds.without",
         "broker/rounds.py Rounds._in_store", "broker/snapshot.py EncodedSnapshot.joined", "broker/snapshot.py Snapshot.oldest",
         "broker/snapshot.py EncodedSnapshot.size_bytes", "broker/snapshot.py encode", "server/divert_users.py DivertUsers.changes",
         "server/housekeeping.py StoredMessages.mids_now", "server/openapi.py document",

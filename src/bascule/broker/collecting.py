@@ -17,11 +17,12 @@ from itertools import chain, takewhile
 from typing import Final
 
 from bascule.broker.ascending import has
-from bascule.broker.duplicates import DuplicateWindow, RememberedIds
+from bascule.broker.duplicates import DuplicateWindow
 from bascule.broker.engine import Engine
 from bascule.broker.errors import BrokerFault
 from bascule.broker.held import HeldCopy
 from bascule.broker.queue import BrokerQueue
+from bascule.broker.remembered_ids import RememberedIds
 from bascule.broker.snapshot import PACKED_NUMBERS, Snapshot
 from bascule.broker.turns import Work
 from bascule.journal.offsets import OffsetMap

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 import math
-import struct
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final
 
+from bascule.broker.remembered_ids import ID, ID_SIZE_BYTES, SEGMENT_BYTES, TIME_SIZE_BYTES, RememberedIds, Segment
 from bascule.broker.schedule import Schedule
 from bascule.broker.turns import Allowance
 from bascule.core.caches import peer_cache
@@ -23,13 +23,6 @@ WINDOW_MS = DUPLICATE_WINDOW_S * 1000
 #: Maximum number of addresses with a window. Each temporary queue that receives replies gets a window.
 WINDOWS_MAX = 10_000
 
-#: A digest, and the time of acceptance in ms since the epoch.
-_ID: Final = struct.Struct(f">{DIGEST_SIZE}sq")
-ID_SIZE_BYTES: Final = _ID.size
-_TIME_SIZE_BYTES: Final = ID_SIZE_BYTES - DIGEST_SIZE
-#: Ids of a segment: a record of 24 KiB in the topic of snapshots, and 20 records for a window of the usual length.
-SEGMENT_IDS: Final = 1024
-SEGMENT_BYTES = SEGMENT_IDS * ID_SIZE_BYTES
 #: How often windows are searched for expired ids.
 SWEEP_INTERVAL_MS: Final = 60_000
 #: Windows and ids of one turn of such a search: about 5 ms.
@@ -76,52 +69,6 @@ def digest_of(address: str, scope: str, identity: bytes, user: str = "") -> byte
     return digest.digest()
 
 
-class Segment(NamedTuple):
-    """Consecutive ids of one window, which never change again: packed digests and times, and a name derived from them."""
-
-    name: bytes
-    packed: bytes
-
-    @classmethod
-    def of(cls, packed: bytes) -> Segment:
-        """Return the segment that consists of packed ids."""
-        return cls(segment_name(packed), packed)
-
-
-def segment_name(packed: bytes) -> bytes:
-    """Return the name of a segment: a digest of its ids, so that different segments have different names."""
-    return blake2b(packed, digest_size=DIGEST_SIZE).digest()
-
-
-class RememberedIds(NamedTuple):
-    """The ids of one window in a snapshot: full segments, the packed ids behind them, and the number of forgotten bytes at the start."""
-
-    segments: list[Segment]
-    last: bytes
-    forgotten_bytes: int = 0
-
-    def ids(self) -> Iterator[tuple[bytes, int]]:
-        """Return digests and times in ms since the epoch, oldest first."""
-        return _ID.iter_unpack(self._packed()[self.forgotten_bytes :])
-
-    def _packed(self) -> bytes:
-        return b"".join([*(segment.packed for segment in self.segments), self.last])
-
-    def without(self, unconfirmed: Set[bytes]) -> RememberedIds:
-        """Return a copy without the ids in ``unconfirmed``. Segments before the first such id stay as they are."""
-        kept: list[Segment] = []
-        for segment in self.segments:
-            if any(digest in unconfirmed for digest, _ in _ID.iter_unpack(segment.packed)):
-                break
-            kept.append(segment)
-        forgotten_bytes = self.forgotten_bytes if kept else 0
-        rest = RememberedIds(self.segments[len(kept) :], self.last, 0 if kept else self.forgotten_bytes)
-        packed = b"".join(_ID.pack(digest, time_ms) for digest, time_ms in rest.ids() if digest not in unconfirmed)
-        whole = len(packed) - len(packed) % SEGMENT_BYTES
-        kept.extend(Segment.of(packed[start : start + SEGMENT_BYTES]) for start in range(0, whole, SEGMENT_BYTES))
-        return RememberedIds(kept, packed[whole:], forgotten_bytes)
-
-
 class DuplicateWindow:
     """The ids accepted on one address, bounded by count and by time.
 
@@ -161,7 +108,7 @@ class DuplicateWindow:
         self.digests.add(digest)
         self.added += 1
         last = self._last
-        last += _ID.pack(digest, now_ms)
+        last += ID.pack(digest, now_ms)
         if len(last) >= SEGMENT_BYTES:
             self.segments.append(Segment.of(bytes(last)))
             last.clear()
@@ -215,7 +162,7 @@ class DuplicateWindow:
         self.digests.update(digests)
         self.added += len(digests)
         last = self._last
-        last += b"".join([_ID.pack(digest, now_ms) for digest in digests])
+        last += b"".join([ID.pack(digest, now_ms) for digest in digests])
         whole = len(last) - len(last) % SEGMENT_BYTES
         for start in range(0, whole, SEGMENT_BYTES):
             self.segments.append(Segment.of(bytes(last[start : start + SEGMENT_BYTES])))
@@ -228,7 +175,7 @@ class DuplicateWindow:
         for digest in reversed(digests):
             if not self._last and self.segments:
                 self._last += self.segments.pop().packed
-            if self._last[-ID_SIZE_BYTES:-_TIME_SIZE_BYTES] == digest:
+            if self._last[-ID_SIZE_BYTES:-TIME_SIZE_BYTES] == digest:
                 del self._last[-ID_SIZE_BYTES:]
                 self.digests.discard(digest)
 
@@ -240,7 +187,7 @@ class DuplicateWindow:
                 self._oldest_ms = now_ms
                 return count
             oldest = self.segments[0].packed if self.segments else self._last
-            _, self._oldest_ms = _ID.unpack_from(oldest, self._forgotten_bytes)
+            _, self._oldest_ms = ID.unpack_from(oldest, self._forgotten_bytes)
             if self._oldest_ms >= begin_ms:
                 return count
             self._forget()
@@ -252,7 +199,7 @@ class DuplicateWindow:
         if not self.digests:
             return -1
         packed = self._last or self.segments[-1].packed
-        return int(_ID.unpack_from(packed, len(packed) - ID_SIZE_BYTES)[1])
+        return int(ID.unpack_from(packed, len(packed) - ID_SIZE_BYTES)[1])
 
     def look(self, now_s: float) -> int:
         """Note whether the window has new ids since the last look. Return the number of ids. ``now_s`` is a time of a monotonic clock."""
@@ -297,7 +244,7 @@ class DuplicateWindow:
         """Forget the oldest ids, at most ``count``, and only those of one segment."""
         oldest, start = self.segments[0].packed if self.segments else self._last, self._forgotten_bytes
         end = min(len(oldest) - ID_SIZE_BYTES, start + (count - 1) * ID_SIZE_BYTES)
-        forgotten = [digest for digest, _ in _ID.iter_unpack(oldest[start:end])]
+        forgotten = [digest for digest, _ in ID.iter_unpack(oldest[start:end])]
         if self._earlier:
             for digest in forgotten:
                 self._forget_place(digest)

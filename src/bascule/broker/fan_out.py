@@ -70,12 +70,15 @@ class FanOut:
 
         ``number`` is the number of the sender in the line, 0 if it does not wait yet.
         """
-        if (not self.waiting and not len(self.line)) or not self.orders(queues):
+        if (not self.waiting and not self.line.rounds) or not self.orders(queues):
             return True
         return len(self.waiting) < LANE_MAX and self.line.first(number)
 
-    def wait(self, queues: Collection[BrokerQueue], number: int) -> int:
-        """Let a sender wait for a later turn. Return its number in the line; 0 if its message depends on no other one."""
+    def wait(self, queues: Collection[BrokerQueue], number: int, *, stored: bool) -> int:
+        """Let a sender wait for a later turn. Return its number in the line; 0 if its message depends on no other one, or is ``stored``."""
+        if stored:
+            self.line.leave(number)
+            return 0
         return self.line.wait(number) if number or self.orders(queues) else 0
 
     def orders(self, queues: Collection[BrokerQueue]) -> bool:

@@ -30,19 +30,14 @@ def counted_chars(text: str) -> int:
 
 
 class SelectorUse:
-    """The counted characters of the selectors of consumers and subscriptions, with the limit ``chars_max``."""
+    """The counted characters of the selectors of consumers and subscriptions, with the limit ``chars_max``, and their memory."""
 
-    __slots__ = ("_chars_of", "chars", "chars_max")
+    __slots__ = ("_chars_of", "chars", "chars_max", "size_bytes")
 
     def __init__(self) -> None:
-        self.chars = 0
+        self.chars = self.size_bytes = 0
         self.chars_max = 0
         self._chars_of: Counter[str] = Counter()  # by user
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the memory of all selectors."""
-        return self.chars * SELECTOR_CHAR_BYTES
 
     def check(self, text: str, user: str) -> int:
         """Return the characters that a selector counts as, if there is room for one more selector of a user. Raises ResourceLimit."""
@@ -59,6 +54,7 @@ class SelectorUse:
         """Count the characters of a selector, as ``check`` returned them. A negative number counts them no more."""
         if change:
             self.chars += change
+            self.size_bytes = self.chars * SELECTOR_CHAR_BYTES
             self._chars_of[user] += change
             if not self._chars_of[user]:
                 del self._chars_of[user]

@@ -26,22 +26,22 @@ class SenderLine:
     round, and a sender that has not done so is dropped when it becomes the first one. ``clock`` returns milliseconds.
     """
 
-    __slots__ = ("_clock", "_numbers", "_round", "_round_end_ms", "_rounds", "_violations")
+    __slots__ = ("_clock", "_numbers", "_round", "_round_end_ms", "_violations", "rounds")
 
     def __init__(self, clock: Callable[[], int], *, violations: Collection[enum.StrEnum] = frozenset()) -> None:
         self._clock = clock
         self._violations = violations
-        self._rounds: OrderedDict[int, int] = OrderedDict()  # the last round in which a sender has asked, by its number
+        self.rounds: OrderedDict[int, int] = OrderedDict()  # the last round in which a sender has asked, by its number
         self._numbers = 0
         self._round = 0
         self._round_end_ms = 0
 
     def __len__(self) -> int:
-        return len(self._rounds)
+        return len(self.rounds)
 
     def first(self, number: int) -> bool:
         """Return True if no other sender waits before this one. ``number`` is 0 for a sender that does not wait yet."""
-        rounds = self._rounds
+        rounds = self.rounds
         while rounds:
             first = next(iter(rounds))
             if first == number or SenderLineViolation.ORDER_IGNORED in self._violations:
@@ -56,12 +56,12 @@ class SenderLine:
         now_ms = self._clock()
         if not number:
             number = self._numbers = self._numbers + 1
-        if self._rounds.get(number) == self._round or now_ms >= self._round_end_ms:
+        if self.rounds.get(number) == self._round or now_ms >= self._round_end_ms:
             self._round += 1
             self._round_end_ms = now_ms + ROUND_MS
-        self._rounds[number] = self._round  # a sender that was dropped by mistake waits behind the others from now on
+        self.rounds[number] = self._round  # a sender that was dropped by mistake waits behind the others from now on
         return number
 
     def leave(self, number: int) -> None:
         """Remove a sender that does not wait any more."""
-        self._rounds.pop(number, None)
+        self.rounds.pop(number, None)

@@ -149,9 +149,7 @@ class Sending:
             if late or route.limited:
                 due = RoomDue.NEXT_TURN if late else self._make_room(route, address, duplicate_ids, waits=waits)
                 if due is not RoomDue.NOW:
-                    if stored and number:
-                        fan_out.line.leave(number)
-                    number = 0 if stored else fan_out.wait(route.queues, number)
+                    number = fan_out.wait(route.queues, number, stored=stored)
                     options: dict[str, Any] = {"waits": True, "duplicate_ids": duplicate_ids, "number": number}
                     retry = partial(self.send, address, routing, body, scan, container, port, token, transaction, **options)
                     return AfterStored(retry) if due is RoomDue.STORED else retry

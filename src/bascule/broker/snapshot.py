@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bascule.broker.ascending import has
-from bascule.broker.duplicates import ID_SIZE_BYTES, SEGMENT_BYTES, RememberedIds, Segment
+from bascule.broker.remembered_ids import ID_SIZE_BYTES, SEGMENT_BYTES, RememberedIds, Segment
 from bascule.journal.errors import DamagedRecord
 from bascule.journal.offsets import OffsetMap
 from bascule.journal.records import INDEX_BITS

@@ -152,8 +152,8 @@ class Broker(AddressSettings):
     memory_bytes: AtOnce[ByteSize] = Field(
         default=ByteSize(MEMORY_BYTES),
         ge=MIB,
-        description="Memory that the broker may use for its clients. From a quarter of it on, message bodies go to spill files, in deep queues earlier; near"
-        " the limit, producers wait and transactions are refused",
+        description="Memory that the broker may use for its clients. From a quarter of it on, message bodies go to spill files, in deep"
+        " queues earlier; near the limit, producers wait and transactions are refused",
     )
     spill_bytes: AtOnce[ByteSize] = Field(
         default=ByteSize(SPILL_BYTES), ge=MIB, description="Size of the spill files (in embedded.data_dir) at which producers wait"

@@ -15,7 +15,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from bascule.broker.duplicates import segment_name
+from bascule.broker.remembered_ids import segment_name
 from bascule.broker.snapshot import EncodedSnapshot
 from bascule.core.errors import Unavailable
 from bascule.core.log import get_log

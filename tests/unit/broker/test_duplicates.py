@@ -4,9 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from bascule.broker.duplicates import SEGMENT_IDS, DuplicateWindow, DuplicateWindows, digest_of
+from bascule.broker.duplicates import DuplicateWindow, DuplicateWindows, digest_of
 from bascule.broker.errors import JournalUnavailable
 from bascule.broker.policy import AddressPolicy, Policy
+from bascule.broker.remembered_ids import SEGMENT_IDS
 from bascule.jms.errors import MalformedMessage
 from tests.unit.broker.conftest import Bench
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from bascule.broker.duplicates import Segment
+from bascule.broker.remembered_ids import Segment
 from bascule.broker.snapshot import EncodedSnapshot
 from bascule.core.errors import Unavailable
 from bascule.kafka.snapshots import SnapshotKeys, SnapshotStore, joined
