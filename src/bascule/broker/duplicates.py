@@ -330,7 +330,7 @@ class DuplicateWindows:
         self._swept: Iterator[str] | None = None  # the addresses that a sweep has still to visit; None between two sweeps
         self.by_address: dict[str, DuplicateWindow] = {}
         self.kept_min = KEPT_IDS_MIN
-        self.unused_s: float = UNUSED_S
+        self.unused_s = float(UNUSED_S)
         self.pending: list[PendingIds] = []
         #: Until this time in ms since the epoch, windows may have digests of an earlier version, which have no user. 0: there are none.
         self.plain_until_ms = 0
