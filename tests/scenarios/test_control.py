@@ -284,6 +284,7 @@ def test_pipeline_whose_task_is_slow_to_end_is_paused_as_soon_as_it_has_ended(
         wait_for(lambda: running.driver.poll() or running.driver.queries["ingress:in"].ending, "the request to be followed")
         assert operator.states().get("ingress:in") is not PipelineState.PAUSED
         may_end.set()
+        wait_for(running.driver.queries["ingress:in"]._ending.done, "the end of the task, which no poll has seen")  # type: ignore[union-attr]
         operator.await_state(running, "ingress:in", PipelineState.PAUSED)
         assert running.query("ingress:in") is None
 
@@ -429,14 +430,14 @@ def test_wishes_are_read_behind_a_barrier_again_after_kafka_did_not_answer(
         running.settle()
         read, barriers, failing = TableReader.read, list[str](), True
 
-        def reading(reader: TableReader, timeout_s: float = TIMEOUT_S) -> dict[bytes, Stored]:
+        def reading(reader: TableReader, *arguments: Any) -> dict[bytes, Stored]:
             if failing:
                 raise Unavailable("no answer")
-            return read(reader, timeout_s)
+            return read(reader, *arguments)
 
-        def behind_barrier(reader: TableReader, timeout_s: float = TIMEOUT_S) -> dict[bytes, Stored]:
+        def behind_barrier(reader: TableReader, *arguments: Any) -> dict[bytes, Stored]:
             barriers.append(reader._at[0].topic)
-            return reading(reader, timeout_s)
+            return reading(reader, *arguments)
 
         monkeypatch.setattr(control, "REPORT_S", 0.0)
         monkeypatch.setattr(TableReader, "read", reading)

@@ -373,11 +373,14 @@ class DuplicateWindows:
 
         A client that lost its connection repeats its sends within this minute, however many other producers use the address.
         """
-        windows = {window: window.old(self._least) for window in self.by_address.values()}
+        windows = list(self.by_address.values())
         yield len(windows) // WINDOWS_PER_STEP
-        most = _shortened([*windows.values()], count, 0)
-        for window, old in windows.items():
-            yield from self._shorten(window, len(window.digests) - max(0, old - most), counted)
+        most = _shortened([window.old(self._least) for window in windows], count, 0)
+        for window in windows:
+            while (surplus := window.old(self._least) - most) > 0:  # as it is now: ids expire and arrive between the turns
+                forgotten = window.shorten(len(window.digests) - surplus)
+                counted(forgotten)
+                yield 1 + forgotten // FORGOTTEN_PER_STEP
 
     def shortening(self, count: int, counted: Callable[[int], object]) -> Iterator[int]:
         """Forget at least ``count`` ids, the oldest ones of the longest windows, as far as windows have more than ``kept_min`` ids.
@@ -389,17 +392,14 @@ class DuplicateWindows:
         yield len(windows) // WINDOWS_PER_STEP
         most = _shortened([len(window.digests) for window in windows], count, self._least)
         for window in windows:
-            yield from self._shorten(window, most, counted)
+            while len(window.digests) > most:
+                forgotten = window.shorten(most)
+                counted(forgotten)
+                yield 1 + forgotten // FORGOTTEN_PER_STEP
 
     @property
     def _least(self) -> int:
         return 0 if DuplicateViolation.SHORTENED_TO_NOTHING in self._violations else self.kept_min
-
-    def _shorten(self, window: DuplicateWindow, most: int, counted: Callable[[int], object]) -> Iterator[int]:
-        while len(window.digests) > most:
-            forgotten = window.shorten(most)
-            counted(forgotten)
-            yield 1 + forgotten // FORGOTTEN_PER_STEP
 
     def dropping(self, count: int, counted: Callable[[int], object], now_s: float) -> Iterator[int]:
         """Drop windows with at least ``count`` ids, longest unused first, if so many are unused for ``unused_s``. See ``shortening``.

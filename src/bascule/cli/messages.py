@@ -205,7 +205,7 @@ def connection_factory(
         if ca_file is None and context.ca_file:
             ca_file, authorities = Path(context.ca_file), f"context {name!r}: ca_file"
         context_user = context.user if user is None else ""
-        broker = broker_of(name, context, context_user)
+        broker = broker_of(name, context, context_user or (user or "").partition(":")[0])
         if context_user:
             file = Path(context.password_file) if context.password_file else None
             login = context_user, password_of(context_user, password_file or file)

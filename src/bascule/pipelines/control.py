@@ -162,16 +162,15 @@ class DriverControl:
                 self._look_due_s = time.monotonic() + REPORT_S
                 return
             self._trouble = ""
-        ending = {name for name, query in self._queries.items() if query.ending}
-        if self._ending - ending:  # a step may have waited for their end
+        if any(not query.ending for name, query in self._queries.items() if name in self._ending):  # a step may have waited for its end
             self._step_due_s = 0.0
-        self._ending = ending
         if now_s >= self._step_due_s:
             # first: a pipeline that is deleted must not be resumed
             self.all_tried = self._definitions.step(self._defined, lambda: time.monotonic() - now_s < DEFINITIONS_S)
             self._steering.step(self._holds)
             failed = self.all_tried and any((*self._definitions.due, *self._steering.due))
             self._step_due_s = now_s + RETRY_S if failed else 0.0
+        self._ending = {name for name, query in self._queries.items() if query.ending}  # also those that a step has just stopped
         if self.all_tried:  # a redrive leaves the dead letters of pipelines that are not started yet
             self._redrives.follow(self._jobs, [self._if_allowed(name) for name in self._specs])
         states = {name: self._state_of(name) for name in self._specs}

@@ -45,7 +45,7 @@ class AnswerPlace:
     def take(self) -> None:
         """End the answer, whose place another reader gets."""
         self.taken = True
-        if self._reading is not None:
+        if self._reading is not None and not self._reading.expired():
             self._reading.reschedule(0.0)
 
     def give_back(self) -> None:
@@ -70,8 +70,8 @@ class AnswerPlaces:
         place, free = AnswerPlace(self, reader), asyncio.get_running_loop().create_future()
         entry = place, free
         self._waiting.append(entry)
-        self.changed()
         try:
+            self.changed()
             async with asyncio.timeout(wait_s):
                 await free
         except BaseException as error:

@@ -193,7 +193,7 @@ class MemoryWatch:
             held_bytes += size_bytes
             if (room := connection.client.room) is not None:
                 rest_bytes[room] += size_bytes - _counted_bytes(connection)
-            if (unanswered := connection.amqp.link_counts.overdue()) > UNANSWERED_MAX:
+            if (unanswered := connection.amqp.link_counts.overdue()) > UNANSWERED_MAX and not connection.unread:
                 overdue.append((connection, unanswered))
             if unread_bytes := connection.unread_bytes:
                 unread.add(connection, unread_bytes, connection.unsent_bytes)

@@ -141,7 +141,8 @@ async def check_read(
         )
     if end.leader_epoch == at.leader_epoch or LineageViolation.POSITION_NOT_CHECKED in violations:
         return end.leader_epoch
-    left_s = max(0.0, until_s - effects.now_s())
+    # Without an epoch, only the end of the time proves a loss: the time must not be shorter than for a start.
+    left_s = timeout_s if at.leader_epoch == UNKNOWN_EPOCH else max(0.0, until_s - effects.now_s())
     return min(end.leader_epoch, await check_tail(effects, at.offset, at.leader_epoch, timeout_s=left_s, violations=violations))
 
 

@@ -29,17 +29,21 @@ class BranchMark:
         self._trial = trial
         self.works: bool | None = None  # None: not known yet
         self._failures = 0
+        self._unmarked: set[int] = set()  # connections of branches that began before it was known
 
     def put(self, raw: Any) -> None:
         """Mark the transaction of a connection, if the database can."""
-        if self.works is None:
-            self.works = self._tried()
+        if self.works is None and (found := self._tried()) is not None:
+            self.works = found
         if self.works:
             _put(raw)
+            self._unmarked.discard(id(raw))
+        elif self.works is None:
+            self._unmarked.add(id(raw))
 
     def check(self, raw: Any, xid: Xid) -> None:
         """Raise BranchRolledBack if the transaction of a connection has failed, or is not the one that was marked."""
-        if not self.works:
+        if not self.works or id(raw) in self._unmarked:
             return
         try:
             there = _is_there(raw)
@@ -58,7 +62,7 @@ class BranchMark:
                 return _is_there(raw)
             except Exception:
                 self._failures += 1
-                return False if self._failures == TRIALS else None
+                return False if self._failures >= TRIALS else None
 
 
 def _put(raw: Any) -> None:

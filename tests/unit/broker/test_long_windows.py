@@ -74,6 +74,21 @@ def test_ids_of_a_minute_are_kept_while_windows_of_other_addresses_have_older_on
     assert {len(windows[address].digests) for address in old} == {KEPT}
 
 
+def test_ids_that_expire_meanwhile_are_not_forgotten_twice(bench: Bench) -> None:
+    windows = DuplicateWindows(clock=lambda: 0)
+    window = windows.window("a")
+    window.add_all([number.to_bytes(16, "big") for number in range(3 * KEPT)], 0)
+    window.look(0.0)
+    window.look(0.0 + duplicates.UNUSED_S)
+    new = [number.to_bytes(16, "little") for number in range(1 << 40, (1 << 40) + KEPT)]
+    window.add_all(new, window.period_ms)
+    steps = windows.forgetting_old(3 * KEPT, lambda _: None)
+    next(steps)
+    window.expire(2 * window.period_ms, 3 * KEPT)
+    assert sum(1 for _ in steps) == 0
+    assert all(each in window for each in new)
+
+
 def test_windows_alone_do_not_block_producers(bench: Bench) -> None:
     bench.engine.memory.limit(LIMIT_BYTES)
     remember(bench, "long", 18_000)

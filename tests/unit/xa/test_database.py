@@ -16,7 +16,7 @@ from bascule.xa import TransactionManager
 from bascule.xa.branch_mark import TRIALS, BranchMark
 from bascule.xa.database import DbapiResource
 from bascule.xa.database_errors import in_words_of_xa
-from bascule.xa.errors import Code, ResourceError, ResourceFailed, RetryLater, UnknownXid
+from bascule.xa.errors import BranchRolledBack, Code, ResourceError, ResourceFailed, RetryLater, UnknownXid
 from bascule.xa.resource import Vote
 from bascule.xa.xid import FORMAT_ID, Xid
 from tests.support.speed import SLOWNESS
@@ -346,13 +346,17 @@ def test_lost_connection_of_a_trial_does_not_switch_the_marks_off() -> None:
         def close(self) -> None: ...
 
     mark = BranchMark(lambda: nullcontext(Marked()))
-    mark.put(None)
+    earlier = WithCursors([])
+    mark.put(earlier)
     assert mark.works is None
     put: list[str] = []
     connection = WithCursors(put)
     with pytest.raises(Refusal):
         mark.put(connection)
     assert (mark.works, put) == (True, ["SET LOCAL bascule.branch = 'begun'"])
+    mark.check(earlier, FIRST)  # has no mark, and is not taken for an ended transaction
+    with pytest.raises(BranchRolledBack):
+        mark.check(connection, FIRST)
 
 
 def test_database_without_marks_is_tried_a_few_times() -> None:
