@@ -57,8 +57,9 @@ class Prefork:
             return [item for (item,) in connection.execute(f"SELECT item FROM {self._table} ORDER BY item")]  # type: ignore[call-overload]
 
     def prepared(self) -> list[str]:
+        """Return the prepared transactions of programs that fork. Their names in PostgreSQL are in Base64."""
         with psycopg.connect(self._conninfo) as connection:
-            return [gid for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts") if "prefork" in gid]
+            return [xid.gtrid for xid in connection.tpc_recover() if (xid.gtrid or "").startswith("prefork-")]
 
     def check(self, expected: list[str]) -> None:
         """Check that each payment has exactly one row and one receipt, after recovery."""
