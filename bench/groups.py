@@ -32,7 +32,7 @@ from tests.support.journal import SyntheticJournal, text_message
 from tests.support.system import Late, System, descendants
 from tests.support.usage import cpu_s
 
-#: Diverts, each of an address of its own. They are spread over the groups, so each number of groups carries the same records.
+#: Diverts. Each one carries another address. The benchmark spreads them over the groups, so each number of groups carries the same records.
 DIVERTS = 4
 GROUPS = (1, 2, 4)
 #: Part of the rate of one group that the most groups must reach, on two cores.

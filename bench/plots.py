@@ -81,7 +81,7 @@ class Plot:
 
 
 def results(names: Iterable[str] | None = None) -> list[Result]:
-    """Return all results, or those of these names, the newest first."""
+    """Return all results, or those with these names. The newest result comes first."""
     found = [Result(path.stem, json.loads(path.read_text())) for path in RESULTS.glob("*.json") if names is None or path.stem in set(names)]
     return sorted(found, key=lambda result: result.when, reverse=True)
 
